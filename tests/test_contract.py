@@ -24,7 +24,7 @@ import torch
 import yaml
 from torch.utils.data import DataLoader, TensorDataset
 
-import fl_lightning.cli.main
+import fl_lightning.cli.run_callbacks
 from fl_lightning import Aggregator, ClientModule, FederatedDataModule, FederatedLoop, methods
 from fl_lightning.__main__ import main
 from fl_lightning.aggregation import (
@@ -155,7 +155,7 @@ class Run:
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(self.folder)
             patch.setattr(
-                fl_lightning.cli.main, "RunPlots", lambda *_, **__: pl.Callback()
+                fl_lightning.cli.run_callbacks, "RunPlots", lambda *_, **__: pl.Callback()
             )  # slow, and tried elsewhere
             main(["fit", *self.files, *more])
         return self

@@ -218,7 +218,7 @@ def test_a_callback_that_calls_functions_is_watched(package):
 
 @BOTH
 def test_own_bars_and_checkpoints_take_the_place_of_ours(package, tmp_path):
-    from fl_lightning.cli.main import checkpoints
+    from fl_lightning.cli.run_callbacks import checkpoints
     from fl_lightning.federation.checks import check_carried
 
     users = [package.callbacks.ModelCheckpoint(tmp_path, monitor="global/acc", save_last=True)]

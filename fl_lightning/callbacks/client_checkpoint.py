@@ -69,6 +69,16 @@ class ClientCheckpoint(Callback):
         self._reported: set[str] = set()
         """The names of the entries that cannot be written, which were reported."""
 
+    def configure(self, folder: Path, configured: Mapping[str, Any]) -> None:
+        """Set the folder of the files, unless there is one, and the client as a configuration names it.
+
+        Args:
+            folder: The folder.
+            configured: The client, with `class_path` and `init_args`, or an empty mapping.
+        """
+        self.dirpath = self.dirpath or folder
+        self.configured = configured
+
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.path_of_round = None
         if isinstance(pl_module, FederatedLoop):

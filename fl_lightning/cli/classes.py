@@ -1,22 +1,38 @@
-"""The classes that options name, the arguments of these, and the classes of import paths."""
+"""The classes that options name, their arguments, and the classes of import paths."""
 
 import ast
 import inspect
 import sys
+from collections.abc import Iterable
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import isabstract
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytorch_lightning as pl
 from torch import nn, optim
 
 from fl_lightning import aggregation, callbacks, data, methods, monitors, nets
+from fl_lightning.utils.signatures import parameters_by_name
 
 HOMES = (methods, nets, data, aggregation, callbacks, monitors, pl.callbacks, pl.loggers, optim)
-CLASSES = [kind for home in HOMES for name in dir(home) if isinstance(kind := getattr(home, name), type)]
+"""Modules whose classes can be given by their short names."""
+
+
+def classes_of(homes: Iterable[ModuleType]) -> frozenset[type]:
+    """Return the public classes of modules."""
+    found = set[type]()
+    for home in homes:
+        members = [getattr(home, name) for name in dir(home)]
+        found.update(member for member in members if isinstance(member, type))
+    return frozenset(found)
+
+
+# jsonargparse finds a class by its short name only if the class is imported, which this does.
+CLASSES = classes_of(HOMES)
 """Classes that can be given by their short names."""
 
 OPTIONS: dict[str, type] = {
@@ -34,7 +50,7 @@ OPTIONS: dict[str, type] = {
     "trainer.callbacks": pl.Callback,
     "trainer.logger": pl.loggers.Logger,
 }
-"""Options whose values are classes, with the base class of these."""
+"""Options whose values are classes, with their base class."""
 
 SETTINGS = {
     "data.devices": tuple(inspect.signature(data.Devices).parameters),
@@ -51,17 +67,21 @@ EMPTY = (optim.Optimizer, pl.Callback, aggregation.UpdateTransform, aggregation.
 
 def subclasses(base: type) -> list[type]:
     """Return the public subclasses of `base` that can be created, by name."""
-    kinds = {kind for kind in CLASSES if issubclass(kind, base) and kind not in EMPTY and not isabstract(kind)}
+    kinds: list[type] = []
+    for kind in CLASSES:
+        is_usable = kind not in EMPTY and not isabstract(kind)
+        if is_usable and issubclass(kind, base):
+            kinds.append(kind)
     return sorted(kinds, key=lambda kind: kind.__name__)
 
 
 def same_name(name: str, base: type) -> list[str]:
-    """List the import paths of all classes of that short name which derive from `base`, a user's own too."""
+    """List the import paths of all classes with a short name that derive from `base`, also of a user's own classes."""
     paths = set[str]()
-    left = [base]
-    while left:
-        kind = left.pop()
-        left += kind.__subclasses__()
+    waiting = [base]
+    while waiting:
+        kind = waiting.pop()
+        waiting += kind.__subclasses__()
         if kind.__name__ == name:
             paths.add(f"{kind.__module__}.{kind.__qualname__}")
     return sorted(paths)
@@ -73,44 +93,48 @@ def subclass_names(base: type) -> list[str]:
 
 
 def taken(base: type) -> type:
-    """Return the class of which a value may be a subclass where those of `base` are offered: a net is any module."""
+    """Return the class of which a value must be a subclass where `base` is offered. A net may be any module."""
     return nn.Module if base is nets.Backbone else base
 
 
 def offered(kind: type) -> type:
-    """Return the class whose subclasses are offered where those of `kind` are taken."""
+    """Return the class whose subclasses are offered if the subclasses of `kind` are taken."""
     return nets.Backbone if kind is nn.Module else kind
 
 
 def choice(base: type) -> str:
-    """List what can be given where a subclass of `base` is asked for."""
+    """Return the end of a sentence that lists the values of an option for a subclass of `base`."""
     return f"; it takes {', '.join(subclass_names(base))} or the import path of a class"
 
 
 @cache
-def arguments(base: type) -> dict[str, None]:
-    """Return the names of the arguments of all subclasses of `base`, those that are handed on to their bases too."""
-    inits = (vars(parent).get("__init__") for kind in subclasses(base) for parent in kind.__mro__[:-1])
-    parameters = (parameter for init in inits if init for parameter in inspect.signature(init).parameters.values())
-    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return dict.fromkeys(sorted({p.name for p in parameters if p.kind in named} - {"self"}))
+def arguments(base: type) -> tuple[str, ...]:
+    """Return the names of all arguments of subclasses of `base`, also of arguments that they hand on to their bases."""
+    names = set[str]()
+    for kind in subclasses(base):
+        # The last parent is `object`.
+        for parent in kind.__mro__[:-1]:
+            init = vars(parent).get("__init__")
+            if init is not None:
+                names.update(parameters_by_name(init))
+    return tuple(sorted(names - {"self"}))
 
 
 def find_class(path: str) -> type | None:
-    """Find the class of an import path, None where there is no such module, or no such class in it.
+    """Find the class of an import path. None means that there is no such module, or no such class in it.
 
     Raises:
-        Exception: of any kind, by the module that holds it.
+        Exception: The import of the module raises it. It may be of any kind.
     """
     found = find_object(path)
     return found if isinstance(found, type) else None
 
 
 def find_object(path: str) -> Any:
-    """Find what an import path names, None where there is no such module, or nothing of that name in it.
+    """Find what an import path names. None means that there is no such module, or nothing of that name in it.
 
     Raises:
-        Exception: of any kind, by the module that holds it.
+        Exception: The import of the module raises it. It may be of any kind.
 
     >>> find_object("collections.Counter.fromkeys").__name__, find_object("collections.no_such")
     ('fromkeys', None)
@@ -136,21 +160,22 @@ def find_object(path: str) -> Any:
 
 
 def classes_beside(path: str) -> list[str]:
-    """List the import paths of the classes in the module, imported before, that `path` would be a class of."""
+    """List the import paths of the classes in the module of an import path, if the module was imported before."""
     name = path.rpartition(".")[0]
     entries = vars(sys.modules[name]) if name in sys.modules else {}
     return [f"{name}.{key}" for key, value in entries.items() if isinstance(value, type)]
 
 
 def missing_module(path: str) -> str:
-    """Name the first package or module of a class's import path that is not there, nothing where all are."""
+    """Name the first package or module of a class's import path that is missing. The text is empty if none is."""
     parts = path.split(".")[:-1]
-    for k in range(1, len(parts) + 1):
-        name = ".".join(parts[:k])
+    for count in range(1, len(parts) + 1):
+        name = ".".join(parts[:count])
         try:
             if find_spec(name) is None:
                 return name
-        except ModuleNotFoundError:  # what is above it is no package, but may be a class
+        except ModuleNotFoundError:
+            # The part before is no package, but may be a class.
             return ""
     return ""
 

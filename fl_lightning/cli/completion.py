@@ -1,13 +1,14 @@
 """`fl-lightning --print_shtab SHELL`: a script with which bash, zsh or tcsh complete the command line."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Any
 
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 
 from fl_lightning.cli import configs
-from fl_lightning.cli.adopt import FROM
+from fl_lightning.cli.adopt_files import FROM
 from fl_lightning.cli.classes import OPTIONS, arguments, subclass_names
 from fl_lightning.cli.errors import PROG
 from fl_lightning.cli.methods import printed_names
@@ -35,7 +36,7 @@ _fl_lightning_by_level() {
 }
 complete -o bashdefault -F _fl_lightning_by_level fl-lightning
 """
-"""Bash completion by level, which takes the place of shtab's, that lists all 200 options at once."""
+"""Completes options by level in bash, in the place of shtab's function, which lists all 200 options at once."""
 
 ZSH_BY_LEVEL = r"""
 # the next level of an option only: --model.<Tab> has --model.client, and --model.client.<Tab> what is below
@@ -63,21 +64,24 @@ _fl_lightning_by_level() {
 """The same for zsh, before the end of shtab's script, which names the function to call."""
 
 ZSH_END = "typeset -A opt_args"
-
+"""Beginning of the end of shtab's script for zsh."""
 
 METHODS = ("methods", "baseline")
 """Options of `compare` that take methods."""
-
 
 OF_A_FIT = {"split": "write the folders of a federation's parties", "partition": "describe a split of samples"}
 """Commands that take the options of a fit, and a folder."""
 
 
+AddCommand = Callable[..., argparse.ArgumentParser]
+"""`add_parser` of the commands of an argparse parser."""
+
+
 class OptionsOnly(ParserOnly):
-    """The command line up to its parsers.
+    """Stops when the parsers of a command line are built.
 
     Args:
-        parsers: a list that is filled with one of each command.
+        parsers: A list, to which the parser of each command is added.
     """
 
     def __init__(self, parsers: list[LightningArgumentParser]) -> None:
@@ -91,21 +95,27 @@ class OptionsOnly(ParserOnly):
 
 def options_of(parser: LightningArgumentParser) -> list[str]:
     """Return the options of a command, with the arguments of every class that one of them may name."""
-    keys = [str(key) for key, _ in parser.get_defaults().items()]
-    given = (key.removesuffix(".class_path") for key in keys if ".init_args." not in key)
-    nested = (f"{option}.{name}" for option, base in OPTIONS.items() for name in arguments(base))
-    return list(dict.fromkeys([*given, *nested]))
+    options: list[str] = []
+    for key, _ in parser.get_defaults().items():
+        if ".init_args." not in str(key):
+            options.append(str(key).removesuffix(".class_path"))
+    for option, base in OPTIONS.items():
+        options += [f"{option}.{name}" for name in arguments(base)]
+    return list(dict.fromkeys(options))
 
 
-def add_own_options(command: argparse.ArgumentParser, name: str) -> None:
-    """Add the options that a command has besides those of a fit and `--output`.
+def add_files(command: argparse.ArgumentParser, *names: str, **settings: Any) -> None:
+    """Add an argument whose value is completed by the names of files."""
+    import shtab  # noqa: PLC0415 - an extra
 
-    Args:
-        command: The parser of the command.
-        name: Name of the command.
-    """
-    if name == "partition":
-        command.add_argument("--round", type=int)
+    command.add_argument(*names, **settings).complete = shtab.FILE  # type: ignore[attr-defined]
+
+
+def add_folder(command: argparse.ArgumentParser, name: str) -> None:
+    """Add an argument whose value is completed by the names of folders."""
+    import shtab  # noqa: PLC0415 - an extra
+
+    command.add_argument(name).complete = shtab.DIRECTORY  # type: ignore[attr-defined]
 
 
 def whole_parser(parsers_of_commands: Sequence[CommandParser]) -> argparse.ArgumentParser:
@@ -114,78 +124,136 @@ def whole_parser(parsers_of_commands: Sequence[CommandParser]) -> argparse.Argum
     jsonargparse's own scripts follow the arguments of classes, and a client may hold a client: they would not end.
 
     Args:
-        parsers_of_commands: of commands that do not run a federation by themselves.
+        parsers_of_commands: The parsers of commands that do not run a federation by themselves.
     """
-    import shtab  # noqa: PLC0415 - an extra
-
     top = argparse.ArgumentParser(PROG)
     top.add_argument("--version", action="store_true")
     top.add_argument("--print_shtab", choices=SHELLS)
-    commands = top.add_subparsers()
+    add_command = top.add_subparsers().add_parser
+    add_commands_of_a_run(add_command)
+    add_plain_commands(add_command)
+    for parser in parsers_of_commands:
+        add_command_of(add_command, parser)
+    return top
+
+
+def add_commands_of_a_run(add_command: AddCommand) -> None:
+    """Add the commands of LightningCLI, and the commands that take the options of a fit."""
     parsers: list[LightningArgumentParser] = []
     with suppress(BuiltError):
         OptionsOnly(parsers)
     of_command = dict(zip(LightningCLI.subcommands(), parsers, strict=True))
-    of_command |= dict.fromkeys(OF_A_FIT, of_command["fit"])
     for name, parser in of_command.items():
-        command = commands.add_parser(name, help=OF_A_FIT.get(name) or parser.description)
+        command = add_command(name, help=parser.description)
         command.add_argument("-c", "--config", choices=configs.config_names())
-        if name in ("fit", *OF_A_FIT):
-            command.add_argument(f"--{FROM}").complete = shtab.FILE  # type: ignore[attr-defined]
-        if name in OF_A_FIT:
-            command.add_argument("--output").complete = shtab.DIRECTORY  # type: ignore[attr-defined]
-            add_own_options(command, name)
+        if name == "fit":
+            add_files(command, f"--{FROM}")
+        command.add_argument("--print_config", action="store_true")
+        add_options(command, parser)
+    for name, description in OF_A_FIT.items():
+        command = add_command(name, help=description)
+        command.add_argument("-c", "--config", choices=configs.config_names())
+        add_files(command, f"--{FROM}")
+        add_folder(command, "--output")
+        if name == "partition":
+            command.add_argument("--round", type=int)
+        add_options(command, of_command["fit"])
+
+
+def add_options(command: argparse.ArgumentParser, parser: LightningArgumentParser) -> None:
+    """Add the options of a command of LightningCLI.
+
+    Args:
+        command: The parser to which they are added.
+        parser: The command's own parser.
+    """
+    for option in options_of(parser):
+        if option == "config":
+            continue
+        if option.endswith(("_path", "initial_weights")):
+            add_files(command, f"--{option}")
         else:
-            command.add_argument("--print_config", action="store_true")
-        for option in options_of(parser):
-            if option.endswith(("_path", "initial_weights")):
-                command.add_argument(f"--{option}").complete = shtab.FILE  # type: ignore[attr-defined]
-            elif option != "config":
-                names = subclass_names(OPTIONS[option]) if option in OPTIONS else None
-                command.add_argument(f"--{option}", choices=names)
-    commands.add_parser("methods", help="list all methods").add_argument("--output", choices=("md", "csv", "json"))
-    shown = commands.add_parser("configs", help="list the configuration files of the package")
+            names = subclass_names(OPTIONS[option]) if option in OPTIONS else None
+            command.add_argument(f"--{option}", choices=names)
+
+
+def add_plain_commands(add_command: AddCommand) -> None:
+    """Add the commands that need neither torch nor Lightning."""
+    methods = add_command("methods", help="list all methods")
+    methods.add_argument("--output", choices=("md", "csv", "json"))
+    shown = add_command("configs", help="list the configuration files of the package")
     shown.add_argument("name", nargs="?", choices=configs.config_names())
-    shown.add_argument("--copy").complete = shtab.DIRECTORY  # type: ignore[attr-defined]
-    check = commands.add_parser("check", help="look for damage in checkpoints")
-    check.add_argument("paths", nargs="+").complete = shtab.FILE  # type: ignore[attr-defined]
-    new = commands.add_parser("new", help="write a class that runs, with its YAML and its test")
+    add_folder(shown, "--copy")
+    check = add_command("check", help="look for damage in checkpoints")
+    add_files(check, "paths", nargs="+")
+    new = add_command("new", help="write a class that runs, with its YAML and its test")
     new.add_argument("kind", choices=list(KINDS))
     new.add_argument("name")
-    new.add_argument("--output").complete = shtab.DIRECTORY  # type: ignore[attr-defined]
-    methods = list(printed_names().values())
-    experiments = [name.removeprefix("papers/") for name in configs.config_names() if name.count("/") == 2]
-    for made in parsers_of_commands:
-        command = commands.add_parser(made.prog.split()[-1], help=made.description)
-        for option in vars(made.get_defaults()):
-            if option == "names":
-                command.add_argument(option, nargs="*", choices=experiments)
-            elif option in ("runs", "output"):
-                word = option if option == "runs" else f"--{option}"
-                command.add_argument(word).complete = shtab.DIRECTORY  # type: ignore[attr-defined]
-            else:
-                names = configs.config_names() if option == "config" else methods if option in METHODS else None
-                command.add_argument(f"--{option}", choices=names, nargs="*" if option == "methods" else None)
-    return top
+    add_folder(new, "--output")
+
+
+def add_command_of(add_command: AddCommand, parser: CommandParser) -> None:
+    """Add a command with a parser of its own, such as `compare`."""
+    command = add_command(parser.prog.split()[-1], help=parser.description)
+    for option in vars(parser.get_defaults()):
+        if option == "names":
+            command.add_argument(option, nargs="*", choices=experiment_names())
+        elif option == "runs":
+            add_folder(command, option)
+        elif option == "output":
+            add_folder(command, f"--{option}")
+        else:
+            nargs = "*" if option == "methods" else None
+            command.add_argument(f"--{option}", choices=choices_of(option), nargs=nargs)
+
+
+def experiment_names() -> list[str]:
+    """Return the names of the experiments of papers, such as `feded/table1`."""
+    names: list[str] = []
+    for name in configs.config_names():
+        if name.count("/") == 2:
+            names.append(name.removeprefix("papers/"))
+    return names
+
+
+def choices_of(option: str) -> list[str] | None:
+    """Return the values of an option of `compare`, `reproduce` or `report`. None means any value."""
+    if option == "config":
+        return configs.config_names()
+    if option in METHODS:
+        return list(printed_names().values())
+    return None
 
 
 def run(argv: list[str], parsers: Sequence[CommandParser] = ()) -> None:
     """Print the script.
 
     Args:
-        argv: the shell.
-        parsers: of further commands.
+        argv: The shell.
+        parsers: The parsers of further commands.
 
     Raises:
-        ValueError: it is none of `SHELLS`.
-        ModuleNotFoundError: the extra is not installed.
+        ValueError: The shell is none of `SHELLS`.
+        ModuleNotFoundError: The extra is not installed.
     """
-    if argv[:1] not in [[shell] for shell in SHELLS]:
-        raise ValueError(f"--print_shtab must be one of {', '.join(SHELLS)}, got {' '.join(argv[:1]) or 'nothing'}")
+    shell = argv[0] if argv else ""
+    if shell not in SHELLS:
+        raise ValueError(f"--print_shtab must be one of {', '.join(SHELLS)}, got {shell or 'nothing'}")
     try:
         import shtab  # noqa: PLC0415 - an extra
     except ModuleNotFoundError:
         raise ModuleNotFoundError("--print_shtab needs shtab: pip install 'fl_lightning[shtab]'") from None
-    script, end, tail = shtab.complete(whole_parser(parsers), argv[0]).rpartition(ZSH_END if argv[0] == "zsh" else "\0")
-    by_level = ZSH_BY_LEVEL + end + tail.replace("_shtab_fl_lightning", "_fl_lightning_by_level") if end else tail
-    print(script + by_level + (BASH_BY_LEVEL if argv[0] == "bash" else ""))
+    script = shtab.complete(whole_parser(parsers), shell)
+    if shell == "bash":
+        script += BASH_BY_LEVEL
+    if shell == "zsh":
+        script = by_level_in_zsh(script)
+    print(script)
+
+
+def by_level_in_zsh(script: str) -> str:
+    """Return shtab's script for zsh with the function that completes options by level, which its end then calls."""
+    beginning, end, tail = script.rpartition(ZSH_END)
+    if not end:
+        return script
+    return beginning + ZSH_BY_LEVEL + end + tail.replace("_shtab_fl_lightning", "_fl_lightning_by_level")

@@ -36,21 +36,32 @@ INFOS = (
 
 
 def worth_showing(record: logging.LogRecord) -> bool:
-    """Return False for the notes in `INFOS`, and keep a file's name in the others from speaking to the terminal."""
-    if (text := printable(record.getMessage(), keep="\n\t")) != record.getMessage():
+    """Return False for the notes in `INFOS`, and escape what others would tell the terminal, such as a file's name."""
+    message = record.getMessage()
+    text = printable(message, keep="\n\t")
+    if text != message:
         record.msg = text
         record.args = ()
-    return not re.sub(r"^\[rank: \d+\] ", "", record.getMessage()).startswith(INFOS)
+    without_rank = re.sub(r"^\[rank: \d+\] ", "", text)
+    return not without_rank.startswith(INFOS)
+
+
+def loggers_of_lightning() -> list[logging.Logger]:
+    """Return the loggers of both packages of Lightning that give notes, and of torch's processes.
+
+    The package that was imported last has the notes.
+    """
+    names = ["torch.multiprocessing.spawn"]
+    for package in ("pytorch_lightning", "lightning_fabric", "lightning.pytorch", "lightning.fabric"):
+        for place in ("", ".utilities.rank_zero", ".utilities.seed", ".trainer.connectors.signal_connector"):
+            names.append(package + place)
+    return [logging.getLogger(name) for name in names]
 
 
 @contextmanager
 def quiet_lightning() -> Iterator[None]:
     """Suppress the warnings in `WARNINGS` and the notes in `INFOS` within the block."""
-    packages = ("pytorch_lightning", "lightning_fabric", "lightning.pytorch", "lightning.fabric")
-    # whichever package was imported last has the notes
-    places = ("", ".utilities.rank_zero", ".utilities.seed", ".trainer.connectors.signal_connector")
-    names = [package + place for package in packages for place in places] + ["torch.multiprocessing.spawn"]
-    loggers = [logging.getLogger(name) for name in names]
+    loggers = loggers_of_lightning()
     with warnings.catch_warnings():
         for message in WARNINGS:
             warnings.filterwarnings("ignore", message=rf"\s*{message}")

@@ -4,37 +4,20 @@ import os
 import shlex
 import sys
 from argparse import SUPPRESS
-from collections.abc import Mapping, Sequence
-from enum import Enum
-from errno import ENOENT
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-import yaml  # type: ignore[import-untyped]
-from jsonargparse import Namespace
-from pytorch_lightning import Callback, LightningModule, Trainer
-from pytorch_lightning.callbacks import Checkpoint, ProgressBar
+from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI
-from pytorch_lightning.loggers import Logger
 from pytorch_lightning.utilities import rank_zero_info
-from torch import cuda, mps
 from torch.utils.data import Dataset
 
-from fl_lightning.callbacks import (
-    ClasswiseReport,
-    ClientCheckpoint,
-    ClientsReport,
-    MetricArrays,
-    RoundProgressBar,
-    RunPlots,
-    SavePredictions,
-    SkippedClients,
-)
+from fl_lightning.callbacks import ClasswiseReport, ClientsReport, MetricArrays, SavePredictions
 from fl_lightning.callbacks.plots import Format
-from fl_lightning.cli.adopt import FROM
-from fl_lightning.cli.classes import may_log_metric_objects
+from fl_lightning.cli.adopt_files import FROM
+from fl_lightning.cli.config_checks import check_best, check_devices, check_limits, directions_in, missing_weights
 from fl_lightning.cli.errors import PROG
 from fl_lightning.cli.parser import FederatedParser
 from fl_lightning.cli.predict import (
@@ -45,19 +28,16 @@ from fl_lightning.cli.predict import (
     read_new,
     settings_of,
 )
+from fl_lightning.cli.run_callbacks import ADDED, callbacks_of_fit, is_of_twin_only, joined_callbacks, loggers_of_fit
+from fl_lightning.cli.save_config import SaveConfig
 from fl_lightning.data import FederatedDataModule, Partition, Source
 from fl_lightning.distributed.stops import hangup_interrupts
 from fl_lightning.federation.checks import check_trainer
 from fl_lightning.federation.loop import FederatedLoop
-from fl_lightning.metrics.keys import Direction, direction_of, given_direction, parse_directions, unknown_direction
+from fl_lightning.metrics.keys import Direction
 from fl_lightning.runs import folder as runs
-from fl_lightning.runs.best import BestCheckpoint
-from fl_lightning.runs.checkpoints import CHECKPOINTS, CheckpointIndex
-from fl_lightning.runs.loggers import RoundCSVLogger, RunTensorBoard
 from fl_lightning.types import DataModule
-from fl_lightning.utils.files import write_file
 from fl_lightning.utils.keyed import keyed_globals
-from fl_lightning.utils.packages import is_of_lightning
 from fl_lightning.utils.settings import as_list
 
 Part = TypeVar("Part")
@@ -66,71 +46,28 @@ DEFAULTS = {
     "model.client": {"class_path": "fl_lightning.methods.FedAvg"},
     "data.source": {"class_path": "fl_lightning.data.Digits"},
 }
-TRAINER = {"log_every_n_steps": 1, "enable_model_summary": False, "num_sanity_val_steps": 0}
+"""Classes of the parts that are not named."""
 
-ADDED: dict[str, type[Callback]] = {"enable_progress_bar": ProgressBar, "enable_checkpointing": Checkpoint}
-"""Settings with which the Trainer adds a callback of a kind if it sees none."""
+TRAINER = {"log_every_n_steps": 1, "enable_model_summary": False, "num_sanity_val_steps": 0}
+"""Settings of the Trainer whose defaults suit rounds."""
 
 PARTS_OF_DATA = (Source, DataModule, Partition, Dataset)
 """Kinds of objects below `data`, which users write and which may draw while they are constructed."""
 
-CHANGES = "CHANGES"
-"""Name of the file that lists settings that changed in the course of a run."""
-
 NO_SYNC = "statistics of BatchNorm belong to one client: trainer.sync_batchnorm must be false, got true; leave it unset"
-
-NO_TENSORBOARD = (
-    "TensorBoard is not installed: the run logs metrics.csv only; pip install 'fl_lightning[tensorboard]' adds it"
-)
-
-
-yaml.SafeDumper.add_multi_representer(Enum, lambda dumper, value: dumper.represent_data(value.value))  # Timer's default
-
-
-class SaveConfig(Callback):
-    """Writes `config.yaml` into the run folder, when training starts, and a run of that file is a new run.
-
-    It keeps the text only: jsonargparse's parsers cannot be pickled for a process that is started by spawn.
-    """
-
-    def __init__(self, parser: LightningArgumentParser, config: Namespace) -> None:
-        config = config.clone()
-        config["ckpt_path"] = None
-        self.text = str(parser.dump(config, skip_unset=False))
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            folder = Path(trainer.default_root_dir)
-            write_file(folder / runs.CONFIG, self.text)
-            changed = pl_module.identity.changed if isinstance(pl_module, FederatedLoop) else []
-            if changed:
-                lines = [f"round {trainer.current_epoch}: {change}\n" for change in changed]
-                before = (folder / CHANGES).read_text(encoding="utf-8") if (folder / CHANGES).is_file() else ""
-                write_file(folder / CHANGES, before + "".join(lines))
-
-    def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
-        """Refuse to write a round to a folder that was deleted: it would hold a part of a run.
-
-        Raises:
-            FileNotFoundError: naming the folder.
-        """
-        if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            config = Path(trainer.default_root_dir) / runs.CONFIG
-            if not config.is_file():
-                raise FileNotFoundError(ENOENT, os.strerror(ENOENT), str(config))
 
 
 class FederatedCLI(LightningCLI):
     """The command line of a federation: a fit leaves one run folder, complete after every round.
 
     Args:
-        args: in place of those of the process.
-        callbacks: of the Trainer, besides those of the configuration.
+        args: The words of the command line. None takes the words of the process.
+        callbacks: Callbacks of the Trainer, besides the callbacks of the configuration.
 
     Attributes:
-        parent: holds the folders of this configuration's runs.
-        folder: of the run, or None: nothing is written.
-        first_round: that a continued run will train, or None: the run is new.
+        parent: Folder with the folders of this configuration's runs.
+        folder: The run's folder. None if nothing is written.
+        first_round: The first round that a continued run trains. None is a new run.
     """
 
     def __init__(self, args: list[str] | None = None, callbacks: Sequence[Callback] = ()) -> None:
@@ -141,11 +78,12 @@ class FederatedCLI(LightningCLI):
         self._argv = sys.argv[1:] if args is None else args
         self._lock: int | None = None
         self._predictions = Path()
+        self._further_clients: list[int] = []
         try:
             with hangup_interrupts():
                 super().__init__(
-                    FederatedLoop,
-                    FederatedDataModule,
+                    model_class=FederatedLoop,
+                    datamodule_class=FederatedDataModule,
                     save_config_callback=SaveConfig,  # type: ignore[arg-type]
                     trainer_defaults=TRAINER,
                     seed_everything_default=0,
@@ -158,51 +96,85 @@ class FederatedCLI(LightningCLI):
             if self.folder is not None:
                 runs.discard(self.folder)
             if isinstance(stop, SystemExit) and hasattr(self, "trainer") and self.trainer.interrupted:
-                rounds = self.trainer.global_step or (runs.rounds_kept(self.folder) if self.folder else 0)
-                raise KeyboardInterrupt(interrupted(rounds, self._argv, self.folder)) from None
-            if isinstance(stop, OSError) and (problem := runs.disk_error(stop, self.folder or self.parent)):
+                raise KeyboardInterrupt(interrupted(self._rounds_kept(), self._argv, self.folder)) from None
+            problem = ""
+            if isinstance(stop, OSError):
+                problem = runs.disk_error(stop, self.folder or self.parent)
+            if problem:
                 raise OSError(problem) from stop
             raise
         finally:
             if self._lock is not None:
                 os.close(self._lock)
 
+    def _rounds_kept(self) -> int:
+        """Count the complete rounds of an interrupted run."""
+        if self.trainer.global_step:
+            return self.trainer.global_step
+        return runs.rounds_kept(self.folder) if self.folder else 0
+
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
         """List the command that is asked for, or all: the options of four take four times as long to make."""
         every = LightningCLI.subcommands()
-        return {name: every[name] for name in self._argv[:1] if name in every} or every
+        command = self._command_asked
+        return {command: every[command]} if command in every else every
+
+    @property
+    def _command_asked(self) -> str:
+        """The first word of the command line."""
+        return self._argv[0] if self._argv else ""
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.set_defaults(DEFAULTS)
         add = parser.add_argument
-        changes = "settings that may differ from those of the run that is continued, such as model.client.mu"
-        add("--allow_changes", nargs="*", default=[], help=changes)
-        pictures = "of the pictures in the run folder; metrics: only those of model.metrics; none: none"
-        add("--plots.format", type=Format, default="png", help=pictures)
-        best = "key of the value whose best round is kept; unset: the accuracy, else the evaluation's first key"
-        add("--best.monitor", type=str | None, default=None, help=best)
-        add("--best.mode", type=Direction | None, default=None, help="unset: as --direction says, or the key's name")
-        better = "KEY=min or KEY=max: whether values are better when lower or higher, if the key's name does not tell"
-        add("--direction", nargs="*", type=str, default=[], help=better)
-        if self._argv[:1] == ["fit"]:
-            theirs = (
-                "a configuration file of LightningCLI, with --model CLASS and --data CLASS that the program gives it"
+        add(
+            "--allow_changes",
+            nargs="*",
+            default=[],
+            help="settings that may differ from those of the run that is continued, such as model.client.mu",
+        )
+        add(
+            "--plots.format",
+            type=Format,
+            default="png",
+            help="of the pictures in the run folder; metrics: only those of model.metrics; none: none",
+        )
+        add(
+            "--best.monitor",
+            type=str | None,
+            default=None,
+            help="key of the value whose best round is kept; unset: the accuracy, else the evaluation's first key",
+        )
+        add(
+            "--best.mode",
+            type=Direction | None,
+            default=None,
+            help="unset: as --direction says, or the key's name",
+        )
+        add(
+            "--direction",
+            nargs="*",
+            type=str,
+            default=[],
+            help="KEY=min or KEY=max: whether values are better when lower or higher, if the key's name does not tell",
+        )
+        if self._command_asked == "fit":
+            # `adopt` has read the option. It is no setting of the run.
+            add(
+                f"--{FROM}",
+                default=SUPPRESS,
+                help="a configuration file of LightningCLI, with --model CLASS and --data CLASS that the program gives "
+                "it",
             )
-            add(f"--{FROM}", default=SUPPRESS, help=theirs)  # which `adopt` has read: no setting of the run
-        if self._argv[:1] in (["validate"], ["test"], ["predict"]):
-            client = "id or name of the client whose model and test samples are taken, or all; unset: the global model"
-            add("--client", type=int | str | None, default=None, help=client)
-            tuned = "whether the client's model is fine-tuned first, as model.fine_tuning says"
-            add("--tuned", type=bool, default=False, help=tuned)
-        if self._argv[:1] == ["predict"]:
-            new = "file or folder of new samples without targets, in place of the test samples; needs --ckpt_path"
-            add("--new", type=str | None, default=None, help=new)
-            output = "csv file of the predictions, with the outputs in a .pt file beside it; unset: in the run folder"
-            add("--output", type=str | None, default=None, help=output)
+        if self._command_asked in ("validate", "test", "predict"):
+            add_client_options(parser)
+        if self._command_asked == "predict":
+            add_options_of_predict(parser)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         try:
-            self.config = parser.parse_args(self._argv)  # Lightning's own warns with the whole sys.argv beside `args`
+            # Lightning's own method warns with the whole sys.argv beside `args`.
+            self.config = parser.parse_args(self._argv)
         except UnicodeDecodeError as error:
             parser.error(not_utf8(error, self._argv), error)
         except RecursionError as error:
@@ -221,7 +193,7 @@ class FederatedCLI(LightningCLI):
             config.ckpt_path = str(checkpoint)
             self.folder = runs.run_of(checkpoint, self.parent)
         elif command != "fit" and not config.model.initial_weights:
-            raise ValueError(missing_weights_sentence(command, self.parent))
+            raise ValueError(missing_weights(command, self.parent))
         directions = directions_in(config)
         if command == "fit":
             check_limits(config.trainer)
@@ -238,56 +210,61 @@ class FederatedCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         settings = self.config_init[self.subcommand].trainer
+        self._identify()
+        # Afterwards only private attributes of the Trainer tell.
+        if settings.sync_batchnorm:
+            raise ValueError(NO_SYNC)
+        given = as_list(settings.callbacks) + self.callbacks
+        if self.subcommand == "fit" and not settings.fast_dev_run and not settings.barebones:
+            folder = self._take_folder()
+            kwargs["default_root_dir"] = str(folder)
+            kwargs["logger"] = loggers_of_fit(settings.logger, folder, self.first_round)
+            ours = callbacks_of_fit(self.config[self.subcommand], folder, given)
+        else:
+            folder = self.folder or self.parent
+            self.folder = None
+            kwargs |= {"log_every_n_steps": None} if settings.barebones else {"logger": False}
+            ours = self._callbacks_of_evaluation(folder)
+        callbacks = joined_callbacks(given, ours, settings)
+        kwargs |= {name: False for name, kind in ADDED.items() if is_of_twin_only(callbacks, kind)}
+        trainer = super().instantiate_trainer(**kwargs, callbacks=callbacks)
+        # Lightning starts further processes later.
+        check_trainer(trainer)
+        return trainer
+
+    def _identify(self) -> None:
+        """Tell the loop its settings and the client that it deploys, and compare it with the run of a checkpoint.
+
+        Raises:
+            ValueError: The settings differ from the settings of the run.
+        """
         config = self.config[self.subcommand]
         identity = self.model.identity
         identity.configure(settings_of(config))
         identity.allow(allowed_changes(config))
         self.model.recorder.directions |= directions_in(config)
-        if self.subcommand != "predict" or config.client != "all":
-            # `before_predict` deploys one client after the other.
-            client = config.get("client")
+        client = config.get("client")
+        # `before_predict` deploys all clients, one after the other.
+        if self.subcommand != "predict" or client != "all":
             # A number may be the name of an owner.
             self.model.deploy(None if client is None else str(client), tuned=config.get("tuned", False))
-        if config.ckpt_path:  # before anything is written; the loop compares the objects as well
+        if config.ckpt_path:
+            # Nothing is written before. The loop compares the objects as well.
             saved = runs.identity_in(Path(config.ckpt_path)) or {"config": {}}
             told = {name: values for name, values in saved.items() if name in ("config", "code")}
             identity.compare({**told, "objects": {}}, evaluates=self.subcommand != "fit")
-        if settings.sync_batchnorm:  # afterwards only private attributes of the Trainer tell
-            raise ValueError(NO_SYNC)
-        given = as_list(settings.callbacks) + self.callbacks
-        if self.subcommand != "fit" or settings.fast_dev_run or settings.barebones:
-            continued = self.folder or self.parent
-            self.folder = None
-            kwargs |= {"log_every_n_steps": None} if settings.barebones else {"logger": False}
-            ours = self._callbacks_of_evaluation(continued)
-        else:
-            self.folder = self.folder or runs.new_run(self.parent, runs.overrides_of(self._argv))
-            self.model.run_folder = self.folder
-            self._lock = runs.take(self.folder)
-            kwargs["default_root_dir"] = str(self.folder)
-            kwargs["logger"] = loggers(settings.logger, self.folder, self.first_round)
-            plots = RunPlots(self.folder, format=config.plots.format)
-            ours = [ClasswiseReport(self.folder), plots, SkippedClients(self.folder)]
-            if settings.enable_checkpointing is not False:
-                best = BestCheckpoint(self.folder / CHECKPOINTS, "best", config.best.monitor, config.best.mode)
-                ours += checkpoints(best, given)
-                trained = [callback for callback in given if isinstance(callback, ClientCheckpoint)]
-                if not trained:
-                    trained = [ClientCheckpoint(self.folder / CHECKPOINTS)]
-                    ours += trained
-                for callback in trained:
-                    callback.dirpath = callback.dirpath or self.folder / CHECKPOINTS
-                    callback.configured = config.as_dict()["model"]["client"] or {}
-                ours.append(CheckpointIndex(self.folder))
-        bars = any(is_of_lightning(callback, "ProgressBar") for callback in given)
-        if settings.enable_progress_bar is not False and not settings.barebones and not bars:
-            ours.append(RoundProgressBar())
-        kinds = {type(callback) for callback in given}
-        callbacks = given + [callback for callback in ours if type(callback) not in kinds]
-        kwargs |= {name: False for name, kind in ADDED.items() if is_of_twin_only(callbacks, kind)}
-        trainer = super().instantiate_trainer(**kwargs, callbacks=callbacks)
-        check_trainer(trainer)  # before Lightning starts further processes
-        return trainer
+
+    def _take_folder(self) -> Path:
+        """Lock the folder of the run that is continued, or of a new run, and return it.
+
+        Raises:
+            ValueError: Another process writes there, or a link in the folder leads out of it.
+        """
+        folder = self.folder or runs.new_run(self.parent, runs.overrides_of(self._argv))
+        self.folder = folder
+        self.model.run_folder = folder
+        self._lock = runs.take(folder)
+        return folder
 
     def _callbacks_of_evaluation(self, folder: Path) -> list[Callback]:
         """Return the callbacks of a command that is no whole fit.
@@ -308,7 +285,6 @@ class FederatedCLI(LightningCLI):
 
     def before_predict(self) -> None:
         """Find the clients whose models predict, and deploy the first one, if the command asks for all."""
-        self._further_clients: list[int] = []
         if self.config.predict.client == "all":
             # A data module of the user's own may ask its Trainer, which attaches itself later.
             self.datamodule.trainer = self.trainer
@@ -327,139 +303,111 @@ class FederatedCLI(LightningCLI):
         rounds = self.first_round or 0
         max_epochs = self.trainer.max_epochs
         if self.folder is not None:
-            rank_zero_info(f"Run folder: {self.folder}{f', continued from round {rounds}' if rounds else ''}")
+            beginning = f", continued from round {rounds}" if rounds else ""
+            rank_zero_info(f"Run folder: {self.folder}{beginning}")
         if rounds and max_epochs is not None and 0 <= max_epochs <= rounds:
             complete = "1 round is" if rounds == 1 else f"{rounds} rounds are"
             rank_zero_info(f"{complete} complete; for more, set --trainer.max_epochs above {rounds}")
 
 
-def is_of_twin_only(callbacks: Sequence[Callback], kind: type[Callback]) -> bool:
-    """Return True if callbacks of a kind are of `lightning.pytorch`, whose Trainer alone would see them as such."""
-    return any(is_of_lightning(each, kind.__name__) for each in callbacks) and not any(
-        isinstance(each, kind) for each in callbacks
+def add_client_options(parser: LightningArgumentParser) -> None:
+    """Add the options of an evaluation that say whose model is evaluated."""
+    parser.add_argument(
+        "--client",
+        type=int | str | None,
+        default=None,
+        help="id or name of the client whose model and test samples are taken, or all; unset: the global model",
+    )
+    parser.add_argument(
+        "--tuned",
+        type=bool,
+        default=False,
+        help="whether the client's model is fine-tuned first, as model.fine_tuning says",
+    )
+
+
+def add_options_of_predict(parser: LightningArgumentParser) -> None:
+    """Add the options of `predict` that name new samples and the file of the predictions."""
+    parser.add_argument(
+        "--new",
+        type=str | None,
+        default=None,
+        help="file or folder of new samples without targets, in place of the test samples; needs --ckpt_path",
+    )
+    parser.add_argument(
+        "--output",
+        type=str | None,
+        default=None,
+        help="csv file of the predictions, with the outputs in a .pt file beside it; unset: in the run folder",
     )
 
 
 def keyed_instance(seed: int, kind: type[Part], /, *args: Any, **kwargs: Any) -> Part:
-    """Construct a part of the data, which may draw from the generators of Python, NumPy and torch."""
+    """Construct a part of the data, which may draw from the generators of Python, NumPy and torch.
+
+    Args:
+        seed: Seed of the data.
+        kind: The class of the part.
+        args: Its arguments by place.
+        kwargs: Its arguments by name.
+    """
     with keyed_globals(seed, "data/construction"):
         return kind(*args, **kwargs)
 
 
-def loggers(given: Any, folder: Path, first_round: int | None) -> list[Logger]:
-    """Choose the user's loggers, else TensorBoard, and always metrics.csv, but none if `trainer.logger` is false."""
-    if given is False:
-        return []
-    chosen: list[Logger] = [] if given is True else as_list(given)
-    if given is None or given is True:
-        try:
-            chosen = [RunTensorBoard(folder, first_round)]
-        except ModuleNotFoundError:
-            rank_zero_info(NO_TENSORBOARD)
-    return chosen if any(isinstance(logger, RoundCSVLogger) for logger in chosen) else [*chosen, RoundCSVLogger(folder)]
-
-
-def checkpoints(best: BestCheckpoint, given: list[Callback]) -> list[Callback]:
-    """Keep the best and the last round's checkpoint, each unless the user's own ModelCheckpoints do that."""
-    users: list[Any] = [callback for callback in given if is_of_lightning(callback, "ModelCheckpoint")]
-    ours: list[Callback] = [] if any(callback.monitor for callback in users) else [best]
-    if not any(callback.save_last for callback in users):
-        ours.append(runs.LastCheckpoint(str(best.dirpath)))  # after the best one, whose path it stores
-    return ours
-
-
-def missing_weights_sentence(command: str, parent: Path) -> str:
-    """Sentence for an evaluation that names no trained weights: the checkpoints of the newest run."""
-    paths: list[Path] = []
-    for run in reversed(runs.runs(parent).values()):
-        found = [runs.checkpoint_of(run, kind) for kind in ("last", "best")]
-        paths = [path for path in found if path is not None]
-        if paths:
-            break
-    there = " or ".join(f"--ckpt_path {shlex.quote(str(path))}" for path in paths)
-    given = f"give {there}" if there else f"there is no run in {parent} with a checkpoint: fit first"
-    return (
-        f"{command} needs trained weights, and those of a new federation are drawn at random; {given}, or name a file "
-        f"of weights by --model.initial_weights"
-    )
-
-
-def check_limits(trainer: Any) -> None:
-    """Refuse a fit whose length nobody said: Lightning would run 1,000 rounds.
-
-    Raises:
-        ValueError: naming the settings.
-    """
-    limited = trainer.max_epochs is not None or trainer.max_steps != -1 or trainer.max_time is not None
-    if not (limited or trainer.fast_dev_run):
-        raise ValueError(
-            "fit needs trainer.max_epochs, the number of rounds, trainer.max_steps or trainer.max_time, and got none "
-            "(Lightning would run 1,000 rounds); add --trainer.max_epochs 30, or trainer: {max_epochs: 30} in a file"
-        )
-
-
-def directions_in(config: Any) -> dict[str, Direction]:
-    """Return the directions that a configuration gives, by log key: `direction`, and `best.mode` of its key.
-
-    Raises:
-        ValueError: A direction is not `KEY=min` or `KEY=max`.
-    """
-    directions = parse_directions(config.get("direction") or [])
-    best = config.get("best")
-    if best is not None and best.monitor is not None and best.mode is not None:
-        directions.setdefault(best.monitor, best.mode)
-    return directions
-
-
-def check_best(config: Any, directions: Mapping[str, Direction]) -> None:
-    """Refuse a best checkpoint by a key whose direction nobody tells, unless a metric object may tell it later.
-
-    Raises:
-        ValueError: Nobody tells whether lower or higher is better, or two options contradict each other.
-    """
-    monitor = config.best.monitor
-    mode = config.best.mode
-    told = None if monitor is None else given_direction(monitor, directions)
-    if mode is not None and told is not None and mode != told:
-        raise ValueError(
-            f"best.mode must be the direction of {monitor} in --direction ({told}), got {mode}; leave out one of them"
-        )
-    if monitor is None or direction_of(monitor, directions) is not None or config.model.metrics:
-        return
-    if not may_log_metric_objects(config.model.client):
-        raise ValueError(unknown_direction(monitor))
-
-
-def check_devices(trainer: Any) -> None:
-    """Refuse devices that are none, and a GPU where torch finds none, which Lightning does without a remedy.
-
-    Raises:
-        ValueError: naming the setting.
-    """
-    if trainer.devices in (0, "0"):
-        raise ValueError(f"trainer.devices must be at least 1, got {trainer.devices}; auto takes all that there are")
-    if trainer.accelerator in ("gpu", "cuda") and not any(backend.is_available() for backend in (cuda, mps)):
-        raise ValueError(
-            f"trainer.accelerator={trainer.accelerator} needs a GPU, and torch {torch.__version__} finds none here; "
-            f"auto takes what there is"
-        )
-
-
 def not_utf8(error: UnicodeDecodeError, argv: Sequence[str]) -> str:
-    """Name the configuration file that is no text in UTF-8, which the error itself does not."""
-    given = [Path(path) for word in argv for path in (word, word.partition("=")[2])]
-    name = next((path for path in given if path.is_file() and error.object in path.read_bytes()), "the file")
+    """Return the sentence for a configuration file that is no text in UTF-8, whose name the error does not have.
+
+    Args:
+        error: The error of its reader.
+        argv: The words of the command line.
+    """
+    name: str | Path = "the file"
+    for path in paths_among(argv):
+        if path.is_file() and error.object in path.read_bytes():
+            name = path
+            break
     return f"config: {name} must be text in UTF-8, got byte 0x{error.object[error.start]:02x}; save it as UTF-8"
 
 
+def paths_among(argv: Sequence[str]) -> list[Path]:
+    """Return the words of a command line, and the values in words such as `--config=a.yaml`, as paths."""
+    paths: list[Path] = []
+    for word in argv:
+        _, _, value = word.partition("=")
+        paths += [Path(word), Path(value)]
+    return paths
+
+
 def interrupted(rounds: int, argv: Sequence[str], folder: Path | None) -> str:
-    """Sentence after Ctrl-C: the rounds that are kept, and the command that continues the run."""
+    """Return the sentence after Ctrl-C: the rounds that are kept, and the command that continues the run.
+
+    Args:
+        rounds: Number of complete rounds.
+        argv: The words of the command line.
+        folder: The run's folder. None if nothing is written.
+    """
     if not rounds:
         return "interrupted before the first round was complete; nothing is kept"
-    done = f"interrupted after {rounds} complete round{'s' * (rounds != 1)}"
+    ending = "" if rounds == 1 else "s"
+    done = f"interrupted after {rounds} complete round{ending}"
     last = None if folder is None else runs.checkpoint_of(folder, "last")
     if last is None:
         return f"{done}; no checkpoint is kept"
-    pairs = zip(["", *argv], argv, strict=False)
-    words = [word for before, word in pairs if before != "--ckpt_path" and not word.startswith("--ckpt_path")]
+    words = without_checkpoint(argv)
     return f"{done}; continue with {shlex.join([PROG, *words, '--ckpt_path', str(last)])}"
+
+
+def without_checkpoint(argv: Sequence[str]) -> list[str]:
+    """Return the words of a command line without `--ckpt_path` and its value.
+
+    >>> without_checkpoint("fit --ckpt_path last -c a.yaml --ckpt_path=best".split())
+    ['fit', '-c', 'a.yaml']
+    """
+    words: list[str] = []
+    before = ""
+    for word in argv:
+        if before != "--ckpt_path" and not word.startswith("--ckpt_path"):
+            words.append(word)
+        before = word
+    return words

@@ -18,9 +18,23 @@ DESCRIPTION = (
     "one; the numbers are relative to the model's: bytes of messages, floats of states."
 )
 HEADINGS = [
-    *("method", "paper", "file", "down", "up", "client state", "server state", "sends", "reads", "data", "stacks"),
-    *("module", "rules", "server optimizers"),
+    "method",
+    "paper",
+    "file",
+    "down",
+    "up",
+    "client state",
+    "server state",
+    "sends",
+    "reads",
+    "data",
+    "stacks",
+    "module",
+    "rules",
+    "server optimizers",
 ]
+"""Columns of the table in Markdown."""
+
 FOLDER = "method/"
 """Beginning of the names of the methods' configurations."""
 
@@ -32,15 +46,16 @@ def run(argv: list[str]) -> None:
     """Print the table.
 
     Args:
-        argv: options of the command.
+        argv: The options of the command.
 
     Raises:
-        SystemExit: with 2 for a wrong option, 0 after the help.
+        SystemExit: The exit status is 2 after a wrong option, 0 after the help.
     """
     forms = {"md": methods_as_markdown, "csv": methods_as_csv, "json": as_json}
     parser = PlainParser("fl-lightning methods", description=DESCRIPTION)
     parser.add_argument("--output", choices=list(forms), default="md", help="form of the table (default: md)")
-    print(forms[parser.parse_args(argv).output](records()), end="")
+    form = parser.parse_args(argv).output
+    print(forms[form](records()), end="")
 
 
 def records() -> list[Record]:
@@ -49,15 +64,23 @@ def records() -> list[Record]:
 
 
 def printed_names() -> dict[str, str]:
-    """Name every file of a method as the table of methods does, one that is not in it by the comment in the file.
+    """Return the name of every method by the stem of its file: its name in the table, else in the file's comment.
 
     >>> names = printed_names()
     >>> names["lg_fedavg"], names["geometric_median"], names["centralized"]
     ('LG-FedAvg', 'GeometricMedian', 'Centralized')
     """
-    stems = [name.removeprefix(FOLDER) for name in configs.config_names() if name.startswith(FOLDER)]
-    printed = {folded(record["method"]): record["method"] for record in records()}
-    return {s: printed.get(folded(s)) or configs.title(f"{FOLDER}{s}").partition(":")[0] for s in stems}
+    in_table = {folded(record["method"]): record["method"] for record in records()}
+    printed: dict[str, str] = {}
+    for config in configs.config_names():
+        if not config.startswith(FOLDER):
+            continue
+        stem = config.removeprefix(FOLDER)
+        name = in_table.get(folded(stem))
+        if name is None:
+            name, _, _ = configs.title(config).partition(":")
+        printed[stem] = name
+    return printed
 
 
 def as_json(methods: Sequence[Record]) -> str:
@@ -67,45 +90,77 @@ def as_json(methods: Sequence[Record]) -> str:
 
 def methods_as_csv(methods: Sequence[Record]) -> str:
     """Write a line for each method, with spaces between several values in a field."""
-    out = io.StringIO()
     columns = [column for column in methods[0] if column != "refused"]
-    rows = [record | {"papers": [url or name for name, url in record["papers"]]} for record in methods]
-    cells = ([" ".join(v) if isinstance(v, list | tuple) else v for v in map(row.get, columns)] for row in rows)
-    write_cells(out, [columns, *cells])
-    return out.getvalue()
+    rows = [columns]
+    for method in methods:
+        rows.append([csv_cell(column, method.get(column)) for column in columns])
+    text = io.StringIO()
+    write_cells(text, rows)
+    return text.getvalue()
+
+
+def csv_cell(column: str, value: Any) -> Any:
+    """Return the cell of a column. Papers are given by their addresses, else by their names."""
+    if column == "papers":
+        value = [url or name for name, url in value]
+    return " ".join(value) if isinstance(value, list | tuple) else value
 
 
 def methods_as_markdown(methods: Sequence[Record]) -> str:
     """Write the table of docs/methods/index.md."""
-    every = {name: max((r[name] or [] for r in methods), key=len) for name in ("rules", "server_optimizers")}
-    lines = [HEADINGS, ["---"] * len(HEADINGS)]
-    for r in methods:
-        lines.append(
+    all_rules = longest([method["rules"] for method in methods])
+    all_optimizers = longest([method["server_optimizers"] for method in methods])
+    rows = [HEADINGS, ["---"] * len(HEADINGS)]
+    for method in methods:
+        rows.append(
             [
-                r["method"] if r["kind"] == "client" else f"{r['method']} ({r['kind']})",
-                ", ".join(f"[{name}]({url})" if url else name for name, url in r["papers"]),
-                f"`{r['file']}`",
-                sent(r["down"], r["down_contents"]),
-                sent(r["up"], r["up_contents"]),
-                short_number(r["client_state"]),
-                short_number(r["server_state"]),
-                *("–" if r[name] is None else ", ".join(r[name]) or "nothing" for name in ("sends", "reads")),
-                ", ".join(r["data"]) or "–",
-                {True: "yes", False: "no", None: "–"}[r["stackable"]],
-                "yes" if r["module"] else "no",
-                *(choice_in_words(r[name], every[name]) for name in ("rules", "server_optimizers")),
+                method["method"] if method["kind"] == "client" else f"{method['method']} ({method['kind']})",
+                ", ".join(f"[{name}]({url})" if url else name for name, url in method["papers"]),
+                f"`{method['file']}`",
+                sent(method["down"], method["down_contents"]),
+                sent(method["up"], method["up_contents"]),
+                short_number(method["client_state"]),
+                short_number(method["server_state"]),
+                declared(method["sends"]),
+                declared(method["reads"]),
+                ", ".join(method["data"]) or "–",
+                {True: "yes", False: "no", None: "–"}[method["stackable"]],
+                "yes" if method["module"] else "no",
+                choice_in_words(method["rules"], all_rules),
+                choice_in_words(method["server_optimizers"], all_optimizers),
             ]
         )
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
+
+
+def longest(choices: Sequence[Sequence[str] | None]) -> Sequence[str]:
+    """Return the longest of some lists. None counts as an empty list."""
+    return max([choice or [] for choice in choices], key=len)
+
+
+def declared(contents: Sequence[str] | None) -> str:
+    """Write what a method says that it sends or reads. None means that it says nothing.
+
+    >>> declared(None), declared([]), declared(["weights", "control"])
+    ('–', 'nothing', 'weights, control')
+    """
+    if contents is None:
+        return "–"
+    return ", ".join(contents) or "nothing"
 
 
 def sent(amount: float, contents: Sequence[str]) -> str:
     """Write how much is sent, and what.
 
+    Args:
+        amount: Bytes as a multiple of the model's.
+        contents: Names of what is sent.
+
     >>> sent(1.972, ["weights", "control"]), sent(0, [])
     ('1.97: weights, control', '0')
     """
-    return short_number(amount) + (": " + ", ".join(contents) if contents else "")
+    number = short_number(amount)
+    return f"{number}: {', '.join(contents)}" if contents else number
 
 
 def short_number(value: float) -> str:
@@ -120,6 +175,10 @@ def short_number(value: float) -> str:
 def choice_in_words(names: Sequence[str] | None, every: Sequence[str]) -> str:
     """Write which names of `every` these are, in few words.
 
+    Args:
+        names: Some of the names. None means that none can be chosen.
+        every: All names.
+
     >>> every = ["a", "b", "c"]
     >>> choice_in_words(["a", "b", "c"], every), choice_in_words(["a", "b"], every), choice_in_words(["a"], every)
     ('all', 'not c', 'a')
@@ -127,6 +186,8 @@ def choice_in_words(names: Sequence[str] | None, every: Sequence[str]) -> str:
     if names is None:
         return "–"
     rest = [name for name in every if name not in names]
-    if not names or not rest:
-        return "none" if rest else "all"
-    return "not " + ", ".join(rest) if len(rest) < len(names) else ", ".join(names)
+    if not rest:
+        return "all"
+    if not names:
+        return "none"
+    return f"not {', '.join(rest)}" if len(rest) < len(names) else ", ".join(names)

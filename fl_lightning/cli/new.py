@@ -13,6 +13,8 @@ from fl_lightning.utils.text import printable
 
 PROG = "fl-lightning new"
 HOME = Path(__file__).with_name("templates")
+"""Folder of the templates."""
+
 DIGITS = "fl-lightning fit -c experiment/digits_fedavg"
 COMPARE = "fl-lightning compare -c experiment/digits_fedavg --seeds 0 1 2 --output comparisons/$stem --methods FedAvg"
 KINDS = {
@@ -29,12 +31,12 @@ def run(argv: list[str]) -> None:
     """Write the files, and print the commands that run them.
 
     Args:
-        argv: options of the command.
+        argv: The options of the command.
 
     Raises:
-        SystemExit: with 2 for a wrong option, 0 after the help.
-        ValueError: the name cannot be that of a class.
-        FileExistsError: one of the files is there already; nothing is written then.
+        SystemExit: The exit status is 2 after a wrong option, 0 after the help.
+        ValueError: The name cannot be that of a class.
+        FileExistsError: One of the files exists already. Nothing is written then.
     """
     parser = PlainParser(
         PROG,
@@ -46,24 +48,28 @@ def run(argv: list[str]) -> None:
     parser.add_argument("--output", type=Path, default=Path(), help="folder of the files")
     given = parser.parse_args(argv)
     texts = template_files(given.kind, given.name)
-    if there := [name for name in texts if (given.output / name).exists()]:
-        raise FileExistsError(f"{PROG} replaces no file, and {given.output / there[0]} exists; take another name")
+    paths = [given.output / name for name in texts]
+    for path in paths:
+        if path.exists():
+            raise FileExistsError(f"{PROG} replaces no file, and {path} exists; take another name")
     given.output.mkdir(parents=True, exist_ok=True)
-    for name, text in texts.items():
-        (given.output / name).write_text(text, encoding="utf-8")
-    print(
-        printable(f"{', '.join(str(given.output / name) for name in texts)}; to run them in {given.output.resolve()}:")
-    )
-    stem = given.name.lower()
-    for command in (KINDS[given.kind][0], "python -m pytest test_$stem.py", KINDS[given.kind][1]):
-        print(f"  {Template(command).substitute(stem=stem)}")
+    for path, text in zip(paths, texts.values(), strict=True):
+        path.write_text(text, encoding="utf-8")
+    print(printable(f"{', '.join(map(str, paths))}; to run them in {given.output.resolve()}:"))
+    first, second = KINDS[given.kind]
+    for command in (first, "python -m pytest test_$stem.py", second):
+        print(f"  {Template(command).substitute(stem=given.name.lower())}")
 
 
 def template_files(kind: str, name: str) -> dict[str, str]:
-    """Make the texts of the files, by their names.
+    """Make the texts of the files, by the names of the files.
+
+    Args:
+        kind: What is written, a key of `KINDS`.
+        name: Name of the class.
 
     Raises:
-        ValueError: the name cannot be that of a class, or its file would hide an installed module.
+        ValueError: The name cannot be that of a class, or its file would hide an installed module.
     """
     if not re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII) or keyword.iskeyword(name):
         raise ValueError(f"the name of a class has letters, digits and _, and begins with a letter, got {name!r}")
@@ -72,8 +78,13 @@ def template_files(kind: str, name: str) -> dict[str, str]:
     stem = name.lower()
     if stem in sys.stdlib_module_names or stem in packages_distributions():
         raise ValueError(f"{stem}.py would hide the installed module {stem}, got {name}; take another name")
-    texts = {}
-    for source, target in (("{}.py", f"{stem}.py"), ("{}.yaml", f"{stem}.yaml"), ("{}_test.py", f"test_{stem}.py")):
-        text = (HOME / f"{source.format(kind)}.txt").read_text(encoding="utf-8")
-        texts[target] = text.replace(f"New{kind.capitalize()}", name).replace(f"new_{kind}", stem)
+    templates = {
+        f"{stem}.py": f"{kind}.py.txt",
+        f"{stem}.yaml": f"{kind}.yaml.txt",
+        f"test_{stem}.py": f"{kind}_test.py.txt",
+    }
+    texts: dict[str, str] = {}
+    for file, template in templates.items():
+        text = (HOME / template).read_text(encoding="utf-8")
+        texts[file] = text.replace(f"New{kind.capitalize()}", name).replace(f"new_{kind}", stem)
     return texts

@@ -17,7 +17,8 @@ from pytorch_lightning.loggers import Logger
 from pytorch_lightning.utilities import rank_zero_info
 
 import fl_lightning
-from fl_lightning.cli.adopt import FROM, adopt, adopted_file, being_parsed
+from fl_lightning.cli.adopt import adopt, adopted_file, being_parsed
+from fl_lightning.cli.adopt_files import FROM
 from fl_lightning.cli.configs import config_name, locate, path_of
 from fl_lightning.cli.errors import PROG, RefusedTogetherError, format_error
 from fl_lightning.cli.wrappers import Merge, check_options, files_recorded

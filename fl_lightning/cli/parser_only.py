@@ -1,4 +1,4 @@
-"""The parser of LightningCLI, and loop and data of a command line, without what follows."""
+"""The parser of a command line, and its loop and data, without a run of them."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from pytorch_lightning.cli import ArgsType, LightningArgumentParser
 from fl_lightning.cli.main import FederatedCLI
 
 ONLY_SERVERS = ("logger", "callbacks", "profiler", "plugins", "strategy")
-"""Settings of the Trainer that a node does not make."""
+"""Settings of the Trainer that only a server makes."""
 
 
 class BuiltError(Exception):
@@ -36,7 +36,7 @@ class MadeError(Exception):
 
 
 class PartsOnly(FederatedCLI):
-    """Makes loop and data of a command line, and stops with `MadeError`."""
+    """Makes loop and data of a command line, and stops with `MadeError` before it would make a Trainer."""
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         self.config = parser.parse_args(self._argv)

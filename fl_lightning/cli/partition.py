@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -50,42 +51,103 @@ def run(argv: list[str]) -> None:
         data: FederatedDataModule = parts_of(["fit", *arguments]).datamodule
         data.prepare_data()
         data.setup("fit")
-        if round_idx is not None and data.scenario is None and data.stays is None:
-            raise ValueError(
-                f"{ROUND} shows the samples of a round, which are the same in all rounds without data.scenario and "
-                f"data.stays, got {round_idx}; leave it out"
-            )
-        has_classes = data.split("train").labels is not None and data.num_classes is not None
-        parts = parts_in(data, round_idx)
-        counts = None
-        if has_classes:
-            counts = data.label_counts if round_idx is None else data.count_labels(parts)
-        sizes = sizes_of(data, parts)
-        devices = None
-        if data.devices is not None:
-            devices = columns_of(data.devices.draw(data.num_clients, seed=data.cohort.seed))
-    away = away_in(data, round_idx)
-    lines = [*notes_on_rounds(data, round_idx), *describe(sizes, counts, data, devices=devices or {}, away=away)]
+        check_round(data, round_idx)
+        drawn = drawn_of(data, round_idx)
+    lines = [*notes_on_rounds(data, round_idx), *describe(drawn, data)]
     print(printable("\n".join(lines), keep="\n"))
     if folder is None:
         print("--output DIR draws it")
         return
     folder.mkdir(parents=True, exist_ok=True)
-    names = class_names(data)
-    if counts is None:
-        figure = plot_sizes(sizes, client_names=data.client_names, unseen=data.unseen_clients)
-    else:
-        figure = plot_bubbles(counts, names, client_names=data.client_names, unseen=data.unseen_clients)
-    ending = "" if round_idx is None else f"-{round_idx}"
-    save(figure, folder / f"partition{ending}.png")
-    if counts is not None:
-        path = (folder / PARTITION).with_stem(f"partition{ending}")
-        clients = data.client_names
-        write_partition(path, counts.tolist(), names=names, clients=clients, unseen=data.unseen_clients)
-    written = sorted(Path(folder).glob(f"partition{ending}.*"))
-    if devices is not None:
-        written += draw_devices(folder, devices, data)
+    written = draw_partition(folder, drawn, data, round_idx=round_idx)
+    if data.devices is not None:
+        written += draw_devices(folder, drawn.devices, data)
     print(f"{folder}: {', '.join(path.name for path in written)}")
+
+
+def check_round(data: FederatedDataModule, round_idx: int | None) -> None:
+    """Refuse a round if the samples are the same in all rounds.
+
+    Args:
+        data: The data.
+        round_idx: Communication round, from 0. None: all rounds.
+
+    Raises:
+        ValueError: The data do not change, and no client joins or leaves.
+    """
+    if round_idx is not None and data.scenario is None and data.stays is None:
+        raise ValueError(
+            f"{ROUND} shows the samples of a round, which are the same in all rounds without data.scenario and "
+            f"data.stays, got {round_idx}; leave it out"
+        )
+
+
+class Drawn(NamedTuple):
+    """Has the numbers of a partition that was drawn.
+
+    Args:
+        sizes: Number of training samples of each client, (N,) int64.
+        counts: Number of samples of each client and class, (N, C). None: the samples have no classes.
+        devices: Values of the N clients by setting. Empty: time is not simulated.
+        away: Ids of the clients that are away, if the numbers are of one round.
+    """
+
+    sizes: Tensor
+    counts: Tensor | None
+    devices: Mapping[str, Sequence[float]]
+    away: Sequence[int]
+
+
+def drawn_of(data: FederatedDataModule, round_idx: int | None) -> Drawn:
+    """Count the samples of the clients, and draw their devices.
+
+    Args:
+        data: The data.
+        round_idx: Communication round, from 0. None: all rounds.
+    """
+    has_classes = data.split("train").labels is not None and data.num_classes is not None
+    parts = parts_in(data, round_idx)
+    counts = None
+    if has_classes:
+        counts = data.label_counts if round_idx is None else data.count_labels(parts)
+    devices: Mapping[str, Sequence[float]] = {}
+    if data.devices is not None:
+        devices = columns_of(data.devices.draw(data.num_clients, seed=data.cohort.seed))
+    return Drawn(
+        sizes=sizes_of(data, parts),
+        counts=counts,
+        devices=devices,
+        away=away_in(data, round_idx),
+    )
+
+
+def draw_partition(folder: Path, drawn: Drawn, data: FederatedDataModule, *, round_idx: int | None) -> list[Path]:
+    """Draw the samples of the clients, and write their table if they have classes.
+
+    Args:
+        folder: Folder of the files.
+        drawn: The numbers.
+        data: The data.
+        round_idx: The round of the numbers, which the names of the files have. None: all rounds.
+
+    Returns:
+        The files, and others of these names that are there already.
+    """
+    ending = "" if round_idx is None else f"-{round_idx}"
+    if drawn.counts is None:
+        figure = plot_sizes(drawn.sizes, client_names=data.client_names, unseen=data.unseen_clients)
+    else:
+        names = class_names(data)
+        figure = plot_bubbles(drawn.counts, names, client_names=data.client_names, unseen=data.unseen_clients)
+        write_partition(
+            (folder / PARTITION).with_stem(f"partition{ending}"),
+            drawn.counts.tolist(),
+            names=names,
+            clients=data.client_names,
+            unseen=data.unseen_clients,
+        )
+    save(figure, folder / f"partition{ending}.png")
+    return sorted(folder.glob(f"partition{ending}.*"))
 
 
 def round_taken(words: list[str]) -> tuple[list[str], int | None]:
@@ -151,7 +213,7 @@ def sizes_of(data: FederatedDataModule, parts: Sequence[Tensor]) -> Tensor:
 
 
 def notes_on_rounds(data: FederatedDataModule, round_idx: int | None) -> list[str]:
-    """Return lines that tell of which round the numbers are, where data change or clients join and leave.
+    """Return lines that tell of which round the numbers are, if data change or clients join and leave.
 
     Args:
         data: The data.
@@ -171,9 +233,9 @@ def draw_devices(folder: Path, columns: Mapping[str, Sequence[float]], data: Fed
     """Write the devices of the clients as a table, and draw the settings that differ from client to client.
 
     Args:
-        folder: of the files.
-        columns: values of the N clients by setting.
-        data: that has the clients.
+        folder: Folder of the files.
+        columns: Values of the N clients by setting.
+        data: The data, which name the clients.
 
     Returns:
         The files. There is no picture if all devices are alike.
@@ -188,74 +250,133 @@ def draw_devices(folder: Path, columns: Mapping[str, Sequence[float]], data: Fed
     return [table, picture]
 
 
-def describe(
-    sizes: Tensor,
-    counts: Tensor | None,
-    data: FederatedDataModule,
-    *,
-    devices: Mapping[str, Sequence[float]],
-    away: Sequence[int] = (),
-) -> list[str]:
+def describe(drawn: Drawn, data: FederatedDataModule) -> list[str]:
     """Describe a split in lines.
 
     Args:
-        sizes: training samples of each client, (N,).
-        counts: of each client and class, (N, C); None: the samples have no classes.
-        data: that divided them.
-        devices: values of the N clients by setting; empty: time is not simulated.
-        away: ids of the clients that are not there, if the numbers are of one round.
+        drawn: The numbers of the split.
+        data: The data, which were divided.
     """
-    kind = type(data.partition).__name__ + (f" by {data.by}" if data.by else "")
-    unseen = data.unseen_clients
-    never = [f"never train (data.unseen): {', '.join(data.client_names[client_id] for client_id in unseen)}"]
+    sizes = drawn.sizes
+    kind = type(data.partition).__name__
+    if data.by:
+        kind += f" by {data.by}"
     lines = [
         f"{int(sizes.sum()):,} training samples, {len(sizes)} clients, {data.cohort.bounds} in a round, {kind}",
         f"samples of a client: {range_text(sizes, 0)}",
-        *(never if unseen else []),
     ]
-    columns = [("samples", ",", sizes)]
-    if counts is not None:
-        effective = effective_classes(counts)
-        distance = distance_from_uniform(counts)
-        classes = (counts > 0).sum(1)
-        most = 1 - 1 / counts.shape[1]
-        lines += [
-            f"classes of a client: {range_text(classes, 0)} of {counts.shape[1]}",
-            f"effective classes: {range_text(effective, 1)} (exp of the entropy)",
-            f"distance from uniform: {range_text(distance, 2)} (total variation, at most {most:.2f})",
-        ]
-        columns += [("classes", "", classes), ("effective", ".1f", effective), ("distance", ".2f", distance)]
+    unseen = data.unseen_clients
+    if unseen:
+        names = [data.client_names[client_id] for client_id in unseen]
+        lines.append(f"never train (data.unseen): {', '.join(names)}")
+    if drawn.counts is not None:
+        lines += lines_of_classes(drawn.counts)
+    lines += lines_of_devices(drawn.devices)
+    if len(sizes) > MOST:
+        return lines
+    return [*lines, "", *by_client(data.client_names, columns_by_client(drawn, unseen))]
+
+
+def lines_of_classes(counts: Tensor) -> list[str]:
+    """Describe the classes of the clients.
+
+    Args:
+        counts: Number of samples of each client and class, (N, C).
+    """
+    num_classes = counts.shape[1]
+    largest = 1 - 1 / num_classes
+    distance = range_text(distance_from_uniform(counts), 2)
+    return [
+        f"classes of a client: {range_text(classes_of(counts), 0)} of {num_classes}",
+        f"effective classes: {range_text(effective_classes(counts), 1)} (exp of the entropy)",
+        f"distance from uniform: {distance} (total variation, at most {largest:.2f})",
+    ]
+
+
+def classes_of(counts: Tensor) -> Tensor:
+    """Count the classes of which each client has samples, (N, C) -> (N,)."""
+    return (counts > 0).sum(1)
+
+
+def lines_of_devices(devices: Mapping[str, Sequence[float]]) -> list[str]:
+    """Describe the settings of the clients' devices, without settings that are 0 for all clients.
+
+    Args:
+        devices: Values of the N clients by setting.
+    """
+    differing = differing_columns(devices)
+    lines: list[str] = []
     for name, values in devices.items():
-        if name in differing_columns(devices):
+        if name in differing:
             lines.append(f"{name} of a client: {range_text(torch.tensor(values), digits_of(values))}")
-            columns.append((name, f".{digits_of(values)}f", torch.tensor(values)))
         elif values[0]:
             lines.append(f"{name} of all clients: {values[0]:.4g}")
-    for name, marked in {"unseen": unseen, "away": away}.items():
+    return lines
+
+
+class Column(NamedTuple):
+    """Has the values of one column of the table of clients.
+
+    Args:
+        heading: Name of the column.
+        form: Format of a value, such as `.2f`.
+        values: The values, (N,).
+    """
+
+    heading: str
+    form: str
+    values: Tensor
+
+
+def columns_by_client(drawn: Drawn, unseen: Sequence[int]) -> list[Column]:
+    """Return the columns of the table of clients.
+
+    Args:
+        drawn: The numbers of the split.
+        unseen: Ids of the clients that never train.
+    """
+    columns = [Column("samples", ",", drawn.sizes)]
+    if drawn.counts is not None:
+        columns.append(Column("classes", "", classes_of(drawn.counts)))
+        columns.append(Column("effective", ".1f", effective_classes(drawn.counts)))
+        columns.append(Column("distance", ".2f", distance_from_uniform(drawn.counts)))
+    for name, values in differing_columns(drawn.devices).items():
+        columns.append(Column(name, f".{digits_of(values)}f", torch.tensor(values)))
+    for name, marked in {"unseen": unseen, "away": drawn.away}.items():
         if marked:
-            columns.append((name, "", torch.tensor([int(client_id in marked) for client_id in range(len(sizes))])))
-    return [*lines, "", *by_client(data.client_names, columns)] if len(sizes) <= MOST else lines
+            marks = [int(client_id in marked) for client_id in range(len(drawn.sizes))]
+            columns.append(Column(name, "", torch.tensor(marks)))
+    return columns
 
 
-def by_client(names: Sequence[str], columns: Sequence[tuple[str, str, Tensor]]) -> list[str]:
+def by_client(names: Sequence[str], columns: Sequence[Column]) -> list[str]:
     """Write a line for each client, with a dash for what a client without samples does not have.
 
     Args:
-        names: of the clients.
-        columns: heading, form and values (N,).
+        names: Names of the N clients.
+        columns: The columns.
 
-    >>> by_client(["ann", "0"], [("samples", ",", torch.tensor([1200, 3]))])
+    >>> by_client(["ann", "0"], [Column("samples", ",", torch.tensor([1200, 3]))])
     ['client  samples', '   ann    1,200', '     0        3']
-    >>> by_client(["ann", "0"], [("effective", ".1f", torch.tensor([1.5, float("nan")]))])
+    >>> by_client(["ann", "0"], [Column("effective", ".1f", torch.tensor([1.5, float("nan")]))])
     ['client  effective', '   ann        1.5', '     0          -']
     """
-    shown = ["client", *(name if len(name) <= WIDEST else f"{name[: WIDEST - 1]}…" for name in names)]
+    shown = ["client", *map(shortened, names)]
     width = max(map(len, shown))
-    cells: list[list[str]] = []
+    rows = [[f"{name:>{width}}"] for name in shown]
     for heading, form, values in columns:
-        texts = ["-" if math.isnan(value) else f"{value:{form}}" for value in values.tolist()]
-        cells.append([heading, *(f"{text:>{len(heading)}}" for text in texts)])
-    return ["  ".join([f"{name:>{width}}", *row]) for name, row in zip(shown, zip(*cells, strict=True), strict=True)]
+        cells = [heading]
+        for value in values.tolist():
+            text = "-" if math.isnan(value) else f"{value:{form}}"
+            cells.append(f"{text:>{len(heading)}}")
+        for row, cell in zip(rows, cells, strict=True):
+            row.append(cell)
+    return ["  ".join(row) for row in rows]
+
+
+def shortened(name: str) -> str:
+    """Return at most `WIDEST` characters of a client's name."""
+    return name if len(name) <= WIDEST else f"{name[: WIDEST - 1]}…"
 
 
 def digits_of(values: Sequence[float]) -> int:
@@ -271,12 +392,16 @@ def digits_of(values: Sequence[float]) -> int:
 
 
 def range_text(values: Tensor, digits: int) -> str:
-    """Write the least, median and greatest of values (N,), without those of clients that have no samples.
+    """Write the least, median and greatest of values (N,), without values that are NaN.
+
+    Args:
+        values: The values. NaN for a client without samples.
+        digits: Number of decimals.
 
     >>> range_text(torch.tensor([3.0, 1.0, 9.0, float("nan")]), 1), range_text(torch.tensor([float("nan")]), 1)
     ('1.0 to 9.0, median 3.0', '-')
     """
     if values.isnan().all():
         return "-"
-    least, median, most = np.nanquantile(values.double().numpy(), [0, 0.5, 1])
-    return f"{least:,.{digits}f} to {most:,.{digits}f}, median {median:,.{digits}f}"
+    least, median, greatest = np.nanquantile(values.double().numpy(), [0, 0.5, 1])
+    return f"{least:,.{digits}f} to {greatest:,.{digits}f}, median {median:,.{digits}f}"

@@ -11,6 +11,8 @@ from fl_lightning.utils.files import write_table
 from fl_lightning.utils.text import of_cell
 
 CONFUSION = "confusion.csv"
+"""Name of the table."""
+
 COLUMNS = ("model", "round", "class", "predicted", "samples")
 """Columns of the table. `model` is `last` or `best`. `predicted` is empty for an answer that is none of the classes."""
 
@@ -35,22 +37,30 @@ def write_confusion(path: Path, matrices: Mapping[str, tuple[int, Tensor]], name
 
 
 def read_matrices(cells: Mapping[str, Sequence[str]]) -> tuple[list[str], dict[str, tuple[int, Tensor]]]:
-    """Read what `write_confusion` has written: the names of the C classes, and round and matrix of each model.
+    """Read a table that `write_confusion` has written.
 
     Args:
         cells: The cells of the table by column.
+
+    Returns:
+        The names of the C classes, and round and matrix (C, C + 1) of each model.
 
     Raises:
         KeyError: A column is missing.
         ValueError: A round or a number of samples is none.
     """
-    cells = {column: [of_cell(cell) for cell in cells[column]] for column in COLUMNS}
-    names = list(dict.fromkeys(cells["class"]))
+    columns: dict[str, list[str]] = {}
+    for column in COLUMNS:
+        columns[column] = [of_cell(cell) for cell in cells[column]]
+    names = list(dict.fromkeys(columns["class"]))
     places = {name: place for place, name in enumerate(names)}
     matrices: dict[str, tuple[int, Tensor]] = {}
-    for model, round_idx, name, predicted, samples in zip(*(cells[column] for column in COLUMNS), strict=True):
+    for model, round_idx, name, predicted, samples in zip(*columns.values(), strict=True):
         if model not in matrices:
-            matrices[model] = int(round_idx), torch.zeros(len(names), len(names) + 1, dtype=torch.int64)
+            counts = torch.zeros(len(names), len(names) + 1, dtype=torch.int64)
+            matrices[model] = (int(round_idx), counts)
         _, counts = matrices[model]
-        counts[places[name], places.get(predicted, len(names))] = int(samples)
+        # The last column counts the answers that are none of the classes.
+        answer = places.get(predicted, len(names))
+        counts[places[name], answer] = int(samples)
     return names, matrices

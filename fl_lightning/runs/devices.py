@@ -27,10 +27,20 @@ def columns_of(table: DeviceTable) -> dict[str, list[float]]:
 
 
 def differing_columns(columns: Mapping[str, Sequence[float]]) -> dict[str, Sequence[float]]:
-    """Return the settings that are not the same for all clients."""
+    """Return the settings that are not the same for all clients.
+
+    Args:
+        columns: Values of the N clients by setting.
+    """
     return {name: values for name, values in columns.items() if len(set(values)) > 1}
 
 
 def write_devices(path: Path, columns: Mapping[str, Sequence[float]]) -> None:
-    """Write a line for each client in the order of the ids, and a first line with the names of the settings."""
-    write_table(path, [list(columns), *map(list, zip(*columns.values(), strict=True))])
+    """Write a line for each client in the order of the ids, and a first line with the names of the settings.
+
+    Args:
+        path: The file.
+        columns: Values of the N clients by setting.
+    """
+    lines = zip(*columns.values(), strict=True)
+    write_table(path, [columns, *lines])

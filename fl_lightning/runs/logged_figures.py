@@ -1,4 +1,4 @@
-"""Hands figures to the loggers that take pictures, known by what they can do and not by their classes."""
+"""Hands figures to loggers that take pictures. A logger is known by its methods and not by its class."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ FigureWriter = Callable[[str, "Figure", int], object]
 
 
 def figure_writer(logger: Logger) -> FigureWriter | None:
-    """Find how a logger takes a figure, None where it takes none.
+    """Return the function by which a logger takes a figure. None means that it takes none.
 
-    By its own `log_image(key, images, step)`, as that of Weights & Biases; by its experiment's
-    `add_figure(tag, figure, global_step)`, as TensorBoard's; or by its `run_id` and its experiment's
-    `log_figure(run_id, figure, artifact_file)`, as MLflow's, which keeps the latest picture of a name.
+    There are three kinds of loggers that take one:
+
+    - Weights & Biases has `log_image(key, images, step)` of its own.
+    - TensorBoard's experiment has `add_figure(tag, figure, global_step)`.
+    - MLflow has a `run_id`, and its experiment `log_figure(run_id, figure, artifact_file)`, which keeps the latest
+      picture of a name.
     """
     taker: Any = logger
     if offers(taker, "log_image"):
@@ -35,12 +38,19 @@ def figure_writer(logger: Logger) -> FigureWriter | None:
 
 
 def offers(taker: object, method: str) -> bool:
-    """Tell whether the class has the method: an object that takes any call, to do nothing, does not offer it."""
+    """Return True if the class of an object has a method.
+
+    Lightning's dummy takes any call and does nothing. Its class does not have the method.
+
+    Args:
+        taker: The object.
+        method: Name of the method.
+    """
     return callable(getattr(type(taker), method, None))
 
 
 def pixels(figure: Figure) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Draw a figure: (height, width, 3), uint8."""
+    """Draw a figure as pixels, (height, width, 3) uint8."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - slow to import
 
     canvas: Any = FigureCanvasAgg(figure)
@@ -49,19 +59,35 @@ def pixels(figure: Figure) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def log_figures(loggers: Iterable[Logger], figures: Mapping[str, Figure], step: int) -> None:
-    """Give the figures to every logger that takes one, and warn of what goes wrong there, since the fit is done.
+    """Give figures to every logger that takes one. An error of a logger becomes a warning, because the fit is done.
 
     Args:
-        loggers: of the Trainer, on its first process.
-        figures: by name, which begins with the scope of its values, as `global/classwise`.
-        step: the 0-based round.
+        loggers: Loggers of the Trainer, on its first process.
+        figures: Figures by name. A name begins with the scope of the values, such as `global/classwise`.
+        step: The round, from 0.
     """
     for logger in loggers:
         try:
-            if (writer := figure_writer(logger)) is not None:
-                for name, figure in figures.items():
-                    writer(name, figure, step)
+            give_figures(logger, figures, step)
         except Exception as error:
             kind = type(logger).__name__
             reason = f"{type(error).__name__}: {error}"
             rank_zero_warn(f"{kind} did not take the figures {', '.join(figures)} ({reason}); the run is complete")
+
+
+def give_figures(logger: Logger, figures: Mapping[str, Figure], step: int) -> None:
+    """Give figures to a logger if it takes figures.
+
+    Args:
+        logger: The logger.
+        figures: Figures by name.
+        step: The round, from 0.
+
+    Raises:
+        Exception: The logger raises it. It may be of any kind.
+    """
+    writer = figure_writer(logger)
+    if writer is None:
+        return
+    for name, figure in figures.items():
+        writer(name, figure, step)

@@ -6,6 +6,7 @@ from pathlib import Path
 from fl_lightning.utils.files import write_table
 
 PARTITION = "partition.csv"
+"""Name of the table."""
 
 UNSEEN = "data.unseen"
 """Last column of the table if there are clients that never train: 1 for such a client, 0 for all others."""

@@ -57,26 +57,41 @@ def presence_of(data: FederatedDataModule, num_rounds: int, class_names: Sequenc
     if data.has_streams or (data.scenario is None and data.stays is None):
         return None
     samples = data.client_samples()
-    labels = data.split("train").labels if class_names is not None else None
-    kind, names = kind_of(data.scenario, None if labels is None else class_names)
+    labels = None
+    if class_names is not None:
+        labels = data.split("train").labels
+    kind, names = kind_of(data.scenario, class_names if labels is not None else None)
     clients = list(range(min(MOST_CLIENTS, data.num_clients)))
     rounds = counted_rounds(data.scenario, num_rounds, num_clients=len(clients))
     counts = np.zeros((len(clients), len(rounds), len(names)), dtype=np.int64)
     for client_id in clients:
-        known: dict[int, NDArray[np.int64]] = {}
+        of_stages: dict[int, NDArray[np.int64]] = {}
         for place, round_idx in enumerate(rounds):
-            stage = 0 if data.scenario is None else data.scenario.stage(client_id, round_idx)
-            if stage not in known:
+            stage = stage_of(data.scenario, client_id, round_idx)
+            if stage not in of_stages:
                 indices = samples.indices(client_id, round_idx)
                 if kind == "class" and labels is not None:
-                    known[stage] = counted(labels[indices], len(names))
+                    of_stages[stage] = counted(labels[indices], len(names))
+                elif kind == "task" and data.scenario is not None:
+                    task = data.scenario.task(client_id, stage)
+                    of_stages[stage] = all_of(task, num_samples=len(indices), num_tasks=len(names))
                 else:
-                    task = data.scenario.task(client_id, stage) if data.scenario and kind == "task" else 0
-                    known[stage] = all_of(task, len(indices), len(names))
-            counts[client_id, place] = known[stage]
+                    of_stages[stage] = all_of(0, num_samples=len(indices), num_tasks=1)
+            counts[client_id, place] = of_stages[stage]
     there = there_in(data, rounds, num_clients=len(clients))
     counts[~there] = 0
     return Presence(counts, rounds=rounds, clients=clients, names=names, kind=kind, there=there)
+
+
+def stage_of(scenario: Scenario | None, client_id: int, round_idx: int) -> int:
+    """Return the stage that a client is in, 0 if the data do not change.
+
+    Args:
+        scenario: How the data change. None: they do not.
+        client_id: Id of the client.
+        round_idx: Communication round, from 0.
+    """
+    return 0 if scenario is None else scenario.stage(client_id, round_idx)
 
 
 def there_in(data: FederatedDataModule, rounds: Sequence[int], *, num_clients: int) -> NDArray[np.bool_]:
@@ -118,7 +133,12 @@ def counted_rounds(scenario: Scenario | None, num_rounds: int, *, num_clients: i
 
 
 def kind_of(scenario: Scenario | None, class_names: Sequence[str] | None) -> tuple[Kind, list[str]]:
-    """Return what samples are counted by, and the names."""
+    """Return what samples are counted by, and the names of the counts.
+
+    Args:
+        scenario: How the data change. None: they do not.
+        class_names: Names of the C classes. None: the samples have no classes.
+    """
     if scenario is not None and any(task.classes is None for task in scenario.tasks):
         return "task", [task.name for task in scenario.tasks]
     if class_names is None:
@@ -131,8 +151,14 @@ def counted(labels: Tensor, num_classes: int) -> NDArray[np.int64]:
     return np.bincount(labels.numpy(), minlength=num_classes).astype(np.int64)
 
 
-def all_of(task: int | None, num_samples: int, num_tasks: int) -> NDArray[np.int64]:
-    """Count all samples as those of one task, (K,). None: of no task, so that none is counted."""
+def all_of(task: int | None, *, num_samples: int, num_tasks: int) -> NDArray[np.int64]:
+    """Count all samples for one task, (K,).
+
+    Args:
+        task: Number of the task. None: the samples are of no task, and none is counted.
+        num_samples: Number of samples.
+        num_tasks: Number K of tasks.
+    """
     counts = np.zeros(num_tasks, dtype=np.int64)
     if task is not None:
         counts[task] = num_samples

@@ -27,6 +27,7 @@ VALUE = "value_task/"
 """Beginnings of the names of the columns of accuracies, and of other values. The name of the task follows them."""
 
 COLUMNS = ("model", "row", "round", "clients", "trained")
+"""First columns of the table. The accuracies and the measures follow."""
 
 
 class TaskLine(NamedTuple):
@@ -143,8 +144,8 @@ def mean_line(lines: Sequence[TaskLine]) -> TaskLine:
     """Average the rows of several clients in one stage, each value over the clients that have it."""
     trained: set[int] = set()
     for line in lines:
-        trained |= {*line.trained}
-    columns = zip(*(line.accuracies for line in lines), strict=True)
+        trained.update(line.trained)
+    columns = zip(*[line.accuracies for line in lines], strict=True)
     measures: dict[str, float] = {}
     for name in (*TASK_MEASURES, *TASK_VALUE_MEASURES):
         known = [line.measures[name] for line in lines if name in line.measures]
@@ -162,9 +163,11 @@ def mean_line(lines: Sequence[TaskLine]) -> TaskLine:
 
 
 def mean_of(values: Sequence[float]) -> float:
-    """Average the values that are not NaN. NaN of none."""
+    """Average the values that are not NaN. The mean of none is NaN."""
     known = [value for value in values if not math.isnan(value)]
-    return math.fsum(known) / len(known) if known else math.nan
+    if not known:
+        return math.nan
+    return math.fsum(known) / len(known)
 
 
 # --- files ---

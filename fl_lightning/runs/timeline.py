@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-from fl_lightning.aggregation.timeline import Timeline
+from fl_lightning.aggregation.timeline import Job, TimedRound, Timeline
 from fl_lightning.utils.files import write_table
 from fl_lightning.utils.round_table import read_cells, reading
 
@@ -55,23 +55,54 @@ def jobs_of(
     ended: dict[int, TimedJob] = {}
     for round_idx, timed in enumerate(rounds):
         for job in timed.arrivals:
-            staleness = round_idx - job.version
-            ended[job.number] = TimedJob("", job.start, job.end, "arrived", staleness, round_idx)
+            ended[job.number] = TimedJob(
+                client=client_names[job.client_id],
+                start=job.start,
+                end=job.end,
+                outcome="arrived",
+                staleness=round_idx - job.version,
+                round_idx=round_idx,
+            )
         for job in timed.lost:
-            is_over = deadline is not None and job.end >= job.start + deadline
-            is_late = not job.is_lost or is_over or job.end > timed.end
-            outcome: Outcome = "late" if is_late else "lost"
-            ended[job.number] = TimedJob("", job.start, min(job.end, timed.end), outcome, 0, round_idx)
-    jobs = []
+            ended[job.number] = TimedJob(
+                client=client_names[job.client_id],
+                start=job.start,
+                end=min(job.end, timed.end),
+                outcome="late" if is_late(job, timed, deadline) else "lost",
+                round_idx=round_idx,
+            )
+    jobs: list[TimedJob] = []
     for timed in rounds:
         for job in timed.started:
-            at_work = TimedJob("", job.start, job.end, "at work")
-            jobs.append(ended.get(job.number, at_work)._replace(client=client_names[job.client_id]))
+            at_work = TimedJob(
+                client=client_names[job.client_id],
+                start=job.start,
+                end=job.end,
+                outcome="at work",
+            )
+            jobs.append(ended.get(job.number, at_work))
     return jobs
 
 
+def is_late(job: Job, timed: TimedRound, deadline: float | None) -> bool:
+    """Return True for a job that came to nothing because the server no longer waits for it.
+
+    Args:
+        job: A job that came to nothing in a round.
+        timed: The round.
+        deadline: Seconds after which a round leaves out the clients that are not back. None means no deadline.
+    """
+    is_over = deadline is not None and job.end >= job.start + deadline
+    return not job.is_lost or is_over or job.end > timed.end
+
+
 def write_timeline(path: Path, jobs: Sequence[TimedJob]) -> None:
-    """Write the table of jobs, a line for each."""
+    """Write the table of jobs, a line for each.
+
+    Args:
+        path: The file.
+        jobs: The jobs.
+    """
     rows: list[Sequence[Any]] = [COLUMNS]
     for job in jobs:
         staleness = job.staleness if job.outcome == "arrived" else ""
@@ -88,7 +119,7 @@ def read_timeline(path: Path) -> list[TimedJob]:
     """
     if not path.is_file():
         return []
-    jobs = []
+    jobs: list[TimedJob] = []
     with reading(path, "a table of jobs in simulated time, and cannot be read as one"):
         columns = read_cells(path)
         for cells in zip(*(columns[name] for name in COLUMNS), strict=True):

@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def copy_to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor to a device, to a GPU through pinned memory: the host goes on meanwhile.
+    """Copy a tensor to a device. The host does not wait for the copy to a GPU, which is made from pinned memory.
 
     >>> copy_to_device(torch.tensor([1, 2]), torch.device("cpu"))
     tensor([1, 2])

@@ -14,13 +14,14 @@ def lazy_names(
     """Make the `__getattr__` and `__dir__` of a package whose names are imported on first use.
 
     Args:
-        package: its `__name__`.
-        homes: the module of each name. None: as imported under `if TYPE_CHECKING:` in the package's own
+        package: `__name__` of the package.
+        homes: Module of each name. None takes the imports under `if TYPE_CHECKING:` in the package's own
             `__init__.py`, so that type checkers, editors and this function read one list.
     """
     modules = declared_names(package) if homes is None else homes
 
-    def __getattr__(name: str) -> Any:  # noqa: N807 - becomes the package's
+    # The two functions become the package's.
+    def __getattr__(name: str) -> Any:  # noqa: N807
         if name == "__all__":
             return sorted(modules)
         if name not in modules:
@@ -40,7 +41,18 @@ def declared_names(package: str) -> dict[str, str]:
     >>> declared_names("fl_lightning.nets")["Perceptron"]
     'fl_lightning.nets.perceptron'
     """
-    loader = getattr(find_spec(package), "loader", None)
-    blocks = [node for node in ast.parse(loader.get_source(package)).body if isinstance(node, ast.If)]  # type: ignore[union-attr]
-    imports = [node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom)]
-    return {alias.name: str(node.module) for node in imports for alias in node.names if node.module != "typing"}
+    loader: Any = getattr(find_spec(package), "loader", None)
+    homes: dict[str, str] = {}
+    for node in ast.parse(loader.get_source(package)).body:
+        if isinstance(node, ast.If):
+            homes |= imported_names(node)
+    return homes
+
+
+def imported_names(block: ast.If) -> dict[str, str]:
+    """Return the module of each name that a block imports, except imports of `typing`."""
+    homes: dict[str, str] = {}
+    for node in block.body:
+        if isinstance(node, ast.ImportFrom) and node.module != "typing":
+            homes.update((alias.name, str(node.module)) for alias in node.names)
+    return homes

@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 
 class SignOfLife(NamedTuple):
-    """Activity of a process at its latest sign of life.
+    """Describes the activity of a process at its latest sign of life.
 
     Args:
-        signs: so far.
-        waits: whether it waits for the other processes.
-        client_id: of the client loaded last; -1: none.
-        round_idx: of that client's training.
+        signs: Number of signs so far.
+        waits: Whether the process waits for the other processes.
+        client_id: Id of the client that was loaded last. -1 before the first client.
+        round_idx: The round in which that client is trained.
     """
 
     signs: int = 0
@@ -21,18 +21,19 @@ class SignOfLife(NamedTuple):
     round_idx: int = -1
 
     def __str__(self) -> str:
-        begun = self.client_id >= 0
-        return f"at client {self.client_id} in round {self.round_idx}" if begun else "before its first client"
+        if self.client_id < 0:
+            return "before its first client"
+        return f"at client {self.client_id} in round {self.round_idx}"
 
 
 class Life:
     """Counts the signs of life of a process.
 
     Attributes:
-        count: of the signs.
-        waits: depth of the blocks of `waiting`.
-        client_id: of the client at work; -1: none yet.
-        round_idx: of that client.
+        count: Number of signs.
+        waits: Depth of the blocks of `waiting`.
+        client_id: Id of the client at work. -1 before the first client.
+        round_idx: The round in which that client is trained.
     """
 
     def __init__(self) -> None:
@@ -53,7 +54,7 @@ class Life:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Wait for the other processes within the block: this one is not at fault, however long it takes."""
+        """Wait for the other processes within the block, in which this process is never at fault."""
         self.count += 1
         self.waits += 1
         try:
@@ -64,17 +65,22 @@ class Life:
 
     def sign(self) -> SignOfLife:
         """Describe what the process is doing now."""
-        return SignOfLife(self.count, self.waits > 0, self.client_id, self.round_idx)
+        return SignOfLife(
+            signs=self.count,
+            waits=self.waits > 0,
+            client_id=self.client_id,
+            round_idx=self.round_idx,
+        )
 
 
 LIFE = Life()
-"""Of this process."""
+"""The signs of life of this process."""
 
 
 def heartbeat() -> None:
     """Give a sign of life of this process, now and then in a long computation without clients or batches.
 
     A process that gives none for `process_timeout` seconds (600) while another one waits for it is ended. The call
-    costs no more than an addition, and does nothing else where there is one process only.
+    costs no more than an addition, and has no effect in a run of one process.
     """
     LIFE.beat()

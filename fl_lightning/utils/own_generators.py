@@ -43,8 +43,19 @@ MOST_ITEMS = 100
 OF_LIBRARIES = frozenset(
     {
         *sys.stdlib_module_names,
-        *("fl_lightning", "lightning", "lightning_fabric", "lightning_utilities", "pytorch_lightning", "torchmetrics"),
-        *("numpy", "pandas", "PIL", "scipy", "sklearn", "torch", "torchvision"),
+        "fl_lightning",
+        "lightning",
+        "lightning_fabric",
+        "lightning_utilities",
+        "numpy",
+        "pandas",
+        "PIL",
+        "pytorch_lightning",
+        "scipy",
+        "sklearn",
+        "torch",
+        "torchmetrics",
+        "torchvision",
     }
 )
 """Packages whose classes and functions keep no generator of a user's in a variable of theirs."""
@@ -56,7 +67,17 @@ OF_TORCH = frozenset(vars(nn.Module()))
 """Attributes in which torch keeps the parts of a module."""
 
 NO_HOLDERS = (
-    *(str, bytes, int, float, complex, type, NoneType, ModuleType, Tensor, np.ndarray, np.generic),
+    str,
+    bytes,
+    int,
+    float,
+    complex,
+    type,
+    NoneType,
+    ModuleType,
+    Tensor,
+    np.ndarray,
+    np.generic,
     random.SystemRandom,
 )
 """Types of values that keep nothing. What the operating system draws has no state, and nobody can seed it."""

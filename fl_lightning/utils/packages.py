@@ -8,13 +8,16 @@ CORE = ("pytorch_lightning.core.", "lightning.pytorch.core.")
 
 
 def lightning_base(kind: type) -> type:
-    """Find the class of Lightning's own that `kind` derives from, whichever package it is of, else `object`.
+    """Return the class of Lightning's own that `kind` derives from, of either package, else `object`.
 
     >>> from pytorch_lightning.demos.boring_classes import BoringModel
     >>> lightning_base(BoringModel).__name__
     'LightningModule'
     """
-    return next((base for base in kind.__mro__ if base.__module__.startswith(CORE)), object)
+    for base in kind.__mro__:
+        if base.__module__.startswith(CORE):
+            return base
+    return object
 
 
 def distribution_of(kind: type) -> str:

@@ -167,7 +167,7 @@ def plain_tensor(value: Tensor) -> Tensor:
 
 
 def objects_in(value: Any, name: str = "") -> Iterator[str]:
-    """Return the dotted names of the objects in a value that has its plain form, which `weights_only` does not read.
+    """Yield the dotted names of the objects in a value in plain form, which `weights_only` does not read.
 
     Args:
         value: A value that `plain_value` has returned.

@@ -1,8 +1,8 @@
-"""Tables of a run are written with several rows a round, and read, though a killed process may have cut them."""
+"""Tables of a run with several rows a round. They are read even if a killed process has cut them."""
 
 import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +12,40 @@ from fl_lightning.utils.text import of_cell, write_cells
 
 @contextmanager
 def reading(path: Path, content: str) -> Iterator[None]:
-    """Name the file, and what must be in it, where it cannot be read within the block.
+    """Name a file, and what must be in it, in the error of a block that reads it.
+
+    Args:
+        path: The file.
+        content: What must be in the file.
 
     Raises:
-        ValueError: in place of any error but the operating system's.
+        OSError: The file cannot be opened or read.
+        ValueError: The block raises any other error.
     """
     try:
         yield
     except OSError:
         raise
-    except Exception as error:  # YAML's own, and those of the values that its tags make
+    except Exception as error:
+        # YAML has errors of its own, and the values that its tags make may raise any.
         raise ValueError(f"{path} must be {content} ({type(error).__name__}); move it away") from None
 
 
 def read_cells(path: Path) -> dict[str, list[str]]:
-    """Read a csv file by column, without lines that were cut."""
+    """Read a csv file by column, without lines that were cut.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The cells of each column, by the name of the column.
+    """
     with path.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
-        rows = [row for row in reader if None not in row and None not in row.values()]
-        return {of_cell(name): [row[name] for row in rows] for name in reader.fieldnames or ()}
+        # The reader gives a row with too many or too few cells None as a key or as a value.
+        rows = [row for row in reader if None not in (*row, *row.values())]
+        names = reader.fieldnames or ()
+        return {of_cell(name): [row[name] for row in rows] for name in names}
 
 
 class RoundTable:
@@ -69,16 +84,20 @@ class RoundTable:
             )
         if self.grows:
             self.columns += tuple(name for name in header if name not in self.columns)
-            is_known = header[:1] == ["round"]
-        else:
-            is_known = bool(header) and header == list(self.columns[: len(header)])
         kept: list[list[str]] = []
-        for row in rows if is_known else []:
-            with suppress(ValueError):
-                if len(row) == len(header) and int(row[0]) < first_round:
-                    values = dict(zip(header, row, strict=True))
-                    kept.append([values.get(name, "") for name in self.columns])
+        if self._knows(header):
+            for row in rows:
+                if len(row) != len(header) or not is_before(row[0], first_round):
+                    continue
+                values = dict(zip(header, row, strict=True))
+                kept.append([values.get(name, "") for name in self.columns])
         write_table(self.path, [self.columns, *kept])
+
+    def _knows(self, header: Sequence[str]) -> bool:
+        """Return True if a file with these columns is an earlier form of this table."""
+        if self.grows:
+            return list(header[:1]) == ["round"]
+        return bool(header) and list(header) == list(self.columns[: len(header)])
 
     def _read(self) -> tuple[list[str], list[list[str]]]:
         """Return the names of the columns and the rows of the file."""
@@ -86,7 +105,10 @@ class RoundTable:
             reading(self.path, "a table with a row for each round, and cannot be read as one"),
             self.path.open(newline="", encoding="utf-8") as file,
         ):
-            header, *rows = [list(map(of_cell, row)) for row in csv.reader(file)] or [[]]
+            lines = [list(map(of_cell, row)) for row in csv.reader(file)]
+        if not lines:
+            return [], []
+        header, *rows = lines
         return header, rows
 
     def has_round(self, round_idx: int) -> bool:
@@ -105,10 +127,14 @@ class RoundTable:
         cells: list[list[Any]] = []
         for row in rows:
             cells.append(["" if value is None else value for value in row])
-        if cells:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a", newline="", encoding="utf-8") as file:
-                write_cells(file, [*([self.columns] if not file.tell() else []), *cells])
+        if not cells:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", newline="", encoding="utf-8") as file:
+            is_new = file.tell() == 0
+            if is_new:
+                write_cells(file, [self.columns])
+            write_cells(file, cells)
 
     def append_by_name(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Add rows by the names of columns. A name that is new becomes a column, which is empty in earlier rows.
@@ -116,12 +142,27 @@ class RoundTable:
         Args:
             rows: The rows of one round, each with the entry `round`.
         """
-        names = dict.fromkeys(name for row in rows for name in row)
+        names: dict[str, None] = {}
+        for row in rows:
+            names |= dict.fromkeys(row)
         new = tuple(name for name in names if name not in self.columns)
         if new and not self.path.is_file():
             self.columns += new
         elif new:
             header, earlier = self._read()
             self.columns = (*header, *new)
-            write_table(self.path, [self.columns, *([*row, *[""] * len(new)] for row in earlier)])
+            empty = [""] * len(new)
+            write_table(self.path, [self.columns, *([*row, *empty] for row in earlier)])
         self.append([row.get(name) for name in self.columns] for row in rows)
+
+
+def is_before(cell: str, round_idx: int) -> bool:
+    """Return True if a cell is the number of an earlier round, False for a later round and for other text.
+
+    >>> is_before("3", 4), is_before("4", 4), is_before("3.", 4)
+    (True, False, False)
+    """
+    try:
+        return int(cell) < round_idx
+    except ValueError:
+        return False

@@ -9,13 +9,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from inspect import signature
 from types import FunctionType
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 import numpy as np
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 Value = TypeVar("Value")
+
+MOST_LISTED = 8
+"""Most names of clients in a sentence."""
 
 
 class SettingError(ValueError):
@@ -39,8 +42,12 @@ def described(value: object) -> str:
 def check_numbers(hint: str = "", /, **settings: object) -> None:
     """Refuse a setting that is no number, such as text or a module given by position.
 
+    Args:
+        hint: End of the sentence.
+        settings: The settings by name.
+
     Raises:
-        TypeError: naming the setting.
+        TypeError: A setting is no number. The sentence names it.
 
     >>> check_numbers(mu="0.1")
     Traceback (most recent call last):
@@ -53,13 +60,15 @@ def check_numbers(hint: str = "", /, **settings: object) -> None:
             raise TypeError(f"{name} must be a number, got {described(value)}; {remedy}")
         if value is None or hasattr(type(value), "__float__"):
             continue
-        if isinstance(value, nn.Module) or (isinstance(value, type) and issubclass(value, nn.Module)):
+        is_module_class = isinstance(value, type) and issubclass(value, nn.Module)
+        if is_module_class or isinstance(value, nn.Module):
             hint = "give nets and modules by name (net=, module=)"
-        raise TypeError(f"{name} must be a number, got {described(value)}{hint and '; ' + hint}")
+        raise TypeError(f"{name} must be a number, got {described(value)}{ending(hint)}")
 
 
-MOST_LISTED = 8
-"""Most names of clients in a sentence."""
+def ending(hint: str) -> str:
+    """Return the end of a sentence with a hint, or nothing without a hint."""
+    return f"; {hint}" if hint else ""
 
 
 def is_array(value: object) -> TypeGuard[np.ndarray[Any, Any] | Tensor]:
@@ -71,15 +80,17 @@ def check_whole(hint: str = "", /, **settings: object) -> None:
     """Refuse a setting that is no whole number, with `hint` at the end of the sentence.
 
     Raises:
-        TypeError: naming the setting.
+        TypeError: A setting is no whole number. The sentence names it.
 
     >>> check_whole(local_epochs=1.5)
     Traceback (most recent call last):
     TypeError: local_epochs must be a whole number, got 1.5
     """
     for name, value in settings.items():
-        if value is not None and (is_array(value) or not hasattr(type(value), "__index__")):
-            raise TypeError(f"{name} must be a whole number, got {described(value)}{hint and '; ' + hint}")
+        if value is None:
+            continue
+        if is_array(value) or not hasattr(type(value), "__index__"):
+            raise TypeError(f"{name} must be a whole number, got {described(value)}{ending(hint)}")
 
 
 def check_not_none(**settings: object) -> None:
@@ -101,8 +112,8 @@ def check_count(low: int, hint: str = "", /, **settings: Any) -> None:
     """Refuse a setting that is no whole number of at least `low`, with `hint` at the end of the sentence.
 
     Raises:
-        TypeError: naming the setting that is no whole number.
-        ValueError: naming the setting that is below `low`.
+        TypeError: A setting is no whole number. The sentence names it.
+        ValueError: A setting is below `low`. The sentence names it.
     """
     check_whole(hint, **settings)
     check_at_least(low, hint, **settings)
@@ -156,20 +167,21 @@ def listed(names: Sequence[str]) -> str:
     >>> listed(["east", "west"])
     'east, west'
     """
-    return f"{', '.join(names[:MOST_LISTED])}{', …' if len(names) > MOST_LISTED else ''}"
+    shown = ", ".join(names[:MOST_LISTED])
+    return f"{shown}, …" if len(names) > MOST_LISTED else shown
 
 
 def check_kind(kind: type | tuple[type, ...], rule: str, remedy: str, /, **settings: object) -> None:
     """Refuse a setting that is no instance of `kind`.
 
     Args:
-        kind: the class, or classes.
-        rule: what the setting must be.
-        remedy: ends the sentence.
-        settings: by name.
+        kind: The class, or several classes.
+        rule: What the setting must be.
+        remedy: End of the sentence.
+        settings: The settings by name.
 
     Raises:
-        TypeError: naming the setting.
+        TypeError: A setting is no instance. The sentence names it.
 
     >>> check_kind(nn.Module, "a module", "give nn.ReLU()", layer=nn.ReLU)
     Traceback (most recent call last):
@@ -184,43 +196,64 @@ def check_factory(arguments: str, made: str, example: str, /, **settings: object
     """Refuse a setting that is no function of these arguments, such as the object that it should make.
 
     Args:
-        arguments: with which it is called, such as `parameters`.
-        made: what it makes.
-        example: of such a function.
-        settings: by name.
+        arguments: Names of the arguments with which the function is called, such as `parameters`.
+        made: What the function makes.
+        example: A value that is right.
+        settings: The settings by name.
 
     Raises:
-        TypeError: naming the setting.
+        TypeError: A setting is no such function. The sentence names it.
 
     >>> check_factory("x", "a tensor", "torch.relu", activation=nn.ReLU())
     Traceback (most recent call last):
     TypeError: activation must be a function (x) that makes a tensor, got ReLU; give torch.relu
     """
     for name, value in settings.items():
-        sentence = f"{name} must be a function ({arguments}) that makes {made}, got {described(value)}"
-        if isinstance(value, nn.Module | Optimizer) or not (value is None or callable(value)):
-            raise TypeError(f"{sentence}; give {example}")
-        function = value
-        given = tuple[Any, ...]()
-        named = dict[str, Any]()
-        while isinstance(function, partial):
-            function, given, named = function.func, (*function.args, *given), {**function.keywords, **named}
-        try:
-            parameters = signature(function) if callable(function) else None
-        except (TypeError, ValueError):  # of some built-in functions Python knows no signature
+        if value is None:
             continue
-        try:
-            if parameters is not None:
-                parameters.bind(*given, *arguments.split(", "), **named)
-        except TypeError as error:
-            raise TypeError(f"{sentence}, which fails ({error}); give {example}") from None
+        sentence = f"{name} must be a function ({arguments}) that makes {made}, got {described(value)}"
+        if isinstance(value, nn.Module | Optimizer) or not callable(value):
+            raise TypeError(f"{sentence}; give {example}")
+        problem = why_not_called(value, arguments.split(", "))
+        if problem:
+            raise TypeError(f"{sentence}, which fails ({problem}); give {example}")
+
+
+def why_not_called(function: Callable[..., object], arguments: Sequence[str]) -> str:
+    """Return why a function cannot be called with some arguments. The text is empty if it can, or if nobody knows.
+
+    Args:
+        function: The function, or a `partial` of it.
+        arguments: Names of the arguments, which are given by place.
+
+    >>> why_not_called(lambda x: x, ["x", "y"])
+    'too many positional arguments'
+    """
+    given: list[Any] = []
+    named: dict[str, Any] = {}
+    while isinstance(function, partial):
+        given = [*function.args, *given]
+        named = {**function.keywords, **named}
+        function = function.func
+    try:
+        parameters = signature(function)
+    except (TypeError, ValueError):
+        # Python knows no signature of some built-in functions.
+        return ""
+    given += arguments
+    bind = partial(parameters.bind, **named)
+    try:
+        bind(*given)
+    except TypeError as error:
+        return str(error)
+    return ""
 
 
 def check_choice(choices: Iterable[str], /, **settings: object) -> None:
     """Refuse a setting that is none of `choices`.
 
     Raises:
-        ValueError: naming the setting.
+        ValueError: A setting is none of them. The sentence names it.
 
     >>> check_choice(("kl", "mse"), distance="l1")
     Traceback (most recent call last):
@@ -232,83 +265,100 @@ def check_choice(choices: Iterable[str], /, **settings: object) -> None:
             raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {described(value)}")
 
 
-def check_bound(
-    holds: Callable[[float, float], bool], relation: str, bound: float, hint: str, settings: Mapping[str, float | None]
-) -> None:
-    """Refuse settings for which `holds(value, bound)` is false, as the functions below.
+class Bound(NamedTuple):
+    """Has a bound of settings.
+
+    Args:
+        relation: The words for the relation of a setting to the bound, such as `at least`.
+        holds: Returns True if a value, its first argument, has the relation to the bound.
+        bound: The bound.
+    """
+
+    relation: str
+    holds: Callable[[float, float], bool]
+    bound: float
+
+
+def check_bound(limit: Bound, hint: str, settings: Mapping[str, float | None]) -> None:
+    """Refuse settings without the relation to a bound.
+
+    Args:
+        limit: The bound.
+        hint: End of the sentence.
+        settings: The settings by name.
 
     Raises:
-        ValueError: naming the setting.
-        TypeError: it is no number.
+        ValueError: A setting does not have the relation. The sentence names it.
+        TypeError: A setting is no number.
     """
     check_numbers(hint, **settings)
     for name, value in settings.items():
-        if value is not None and not holds(value, bound):
-            raise ValueError(f"{name} must be {relation} {bound}, got {value}{hint and '; ' + hint}")
+        if value is not None and not limit.holds(value, limit.bound):
+            raise ValueError(f"{name} must be {limit.relation} {limit.bound}, got {value}{ending(hint)}")
 
 
 def check_at_least(low: float, hint: str = "", /, **settings: float | None) -> None:
     """Refuse a setting below `low`, or NaN, with `hint` at the end of the sentence.
 
     Raises:
-        ValueError: naming the setting.
-        TypeError: it is no number.
+        ValueError: A setting is below `low`, or NaN. The sentence names it.
+        TypeError: A setting is no number.
 
     >>> check_at_least(0, "0 is FedAvg", mu=-1.0)
     Traceback (most recent call last):
     ValueError: mu must be at least 0, got -1.0; 0 is FedAvg
     """
-    check_bound(operator.ge, "at least", low, hint, settings)
+    check_bound(Bound("at least", operator.ge, low), hint, settings)
 
 
 def check_above(low: float, hint: str = "", /, **settings: float | None) -> None:
     """Refuse a setting that is not above `low`, with `hint` at the end of the sentence.
 
     Raises:
-        ValueError: naming the setting.
-        TypeError: it is no number.
+        ValueError: A setting is not above `low`. The sentence names it.
+        TypeError: A setting is no number.
 
     >>> check_above(0, temperature=0)
     Traceback (most recent call last):
     ValueError: temperature must be above 0, got 0
     """
-    check_bound(operator.gt, "above", low, hint, settings)
+    check_bound(Bound("above", operator.gt, low), hint, settings)
 
 
 def check_at_most(high: float, hint: str = "", /, **settings: float | None) -> None:
     """Refuse a setting above `high`, or NaN, with `hint` at the end of the sentence.
 
     Raises:
-        ValueError: naming the setting.
-        TypeError: it is no number.
+        ValueError: A setting is above `high`, or NaN. The sentence names it.
+        TypeError: A setting is no number.
 
     >>> check_at_most(1, share=1.5)
     Traceback (most recent call last):
     ValueError: share must be at most 1, got 1.5
     """
-    check_bound(operator.le, "at most", high, hint, settings)
+    check_bound(Bound("at most", operator.le, high), hint, settings)
 
 
 def check_below(high: float, hint: str = "", /, **settings: float | None) -> None:
     """Refuse a setting that is not below `high`, with `hint` at the end of the sentence.
 
     Raises:
-        ValueError: naming the setting.
-        TypeError: it is no number.
+        ValueError: A setting is not below `high`. The sentence names it.
+        TypeError: A setting is no number.
 
     >>> check_below(1, share=1)
     Traceback (most recent call last):
     ValueError: share must be below 1, got 1
     """
-    check_bound(operator.lt, "below", high, hint, settings)
+    check_bound(Bound("below", operator.lt, high), hint, settings)
 
 
 def check_inside(low: float, high: float, hint: str = "", /, **settings: float | None) -> None:
     """Refuse a setting that does not lie in (low, high), with `hint` at the end of the sentence.
 
     Raises:
-        ValueError: naming the setting.
-        TypeError: it is no number.
+        ValueError: A setting does not lie in (low, high). The sentence names it.
+        TypeError: A setting is no number.
 
     >>> check_inside(0, 1, delta=1.0)
     Traceback (most recent call last):
@@ -317,7 +367,7 @@ def check_inside(low: float, high: float, hint: str = "", /, **settings: float |
     check_numbers(hint, **settings)
     for name, value in settings.items():
         if value is not None and not low < value < high:
-            raise ValueError(f"{name} must lie in ({low}, {high}), got {value}{hint and '; ' + hint}")
+            raise ValueError(f"{name} must lie in ({low}, {high}), got {value}{ending(hint)}")
 
 
 def as_list(value: Any) -> list[Any]:
@@ -326,11 +376,13 @@ def as_list(value: Any) -> list[Any]:
     >>> as_list([1, 2]), as_list("one"), as_list(None)
     ([1, 2], ['one'], [])
     """
-    return list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
+    if value is None:
+        return []
+    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def is_plain_sgd(optimizer: Optimizer) -> bool:
-    """Tell whether an optimizer is SGD with the step −lr · gradient: no momentum, weight decay or maximize.
+    """Return True if an optimizer is SGD with the step −lr · gradient: no momentum, weight decay or maximize.
 
     >>> import torch
     >>> weights = [torch.nn.Parameter(torch.zeros(1))]
@@ -339,11 +391,22 @@ def is_plain_sgd(optimizer: Optimizer) -> bool:
     """
     if type(optimizer) is not SGD:
         return False
-    return not any(group[name] for group in optimizer.param_groups for name in ("momentum", "weight_decay", "maximize"))
+    for group in optimizer.param_groups:
+        if group["momentum"] or group["weight_decay"] or group["maximize"]:
+            return False
+    return True
 
 
 def agreed(name: str, given: Value | None, known: Value | None) -> Value | None:
-    """Choose the value of a setting that the user gave or the source knows, and refuse two different ones.
+    """Choose the value of a setting that the user gave or the source knows, and refuse two different values.
+
+    Args:
+        name: Name of the setting, below `data`.
+        given: The user's value. None is unset.
+        known: The source's value. None is unknown.
+
+    Raises:
+        ValueError: The two values differ.
 
     >>> agreed("num_classes", None, 10)
     10

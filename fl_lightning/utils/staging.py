@@ -9,27 +9,29 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
 Begun = Callable[[], Any]
-"""A copy that was begun; called when the batch is used, it returns the batch on the device."""
+"""A copy that was begun. It is called when the batch is used, and returns the batch on the device."""
 
 LARGEST_SHARE = 0.5
-"""Share of a GPU's free memory that samples may take; the rest is for nets, activations and the other samples."""
+"""Share of a GPU's free memory that samples may take. The rest is for nets, activations and the other samples."""
 
 
 class Staging:
     """Copies batches to a device without making the host wait.
 
     Args:
-        device: where batches belong.
-        begin: `(batch, device)` begins the copy of a batch.
+        device: The device on which batches are used.
+        begin: Begins the copy of a batch, its first argument, to a device. None copies on a stream of its own.
     """
 
-    def __init__(self, device: torch.device, begin: "Callable[[Any, torch.device], Begun] | None" = None) -> None:
+    def __init__(self, device: torch.device, begin: Callable[[Any, torch.device], Begun] | None = None) -> None:
         self.device = device
         self._begin = begin or begin_copy
 
     def begin(self, batch: Any) -> Begun:
-        """Begin the copy of a batch, or give it as it is where `holds_host_tensors` does not hold."""
-        return self._begin(batch, self.device) if holds_host_tensors(batch) else lambda: batch
+        """Begin the copy of a batch. A batch with values that are not copied here stays as it is."""
+        if not holds_host_tensors(batch):
+            return lambda: batch
+        return self._begin(batch, self.device)
 
     def __call__(self, batch: Any) -> Any:
         """Copy a batch that is used at once."""
@@ -51,7 +53,7 @@ class Staging:
     def _begun(self, batches: Iterable[Any]) -> Iterator[Begun]:
         """Begin the copies of batches, each when it is asked for.
 
-        In place of a batch that cannot be read stands a function that raises the error.
+        A batch that cannot be read becomes a function that raises the error.
         """
         try:
             yield from map(self.begin, batches)
@@ -65,17 +67,20 @@ def raise_error(error: Exception) -> None:
 
 
 def staging_for(device: torch.device) -> Staging | None:
-    """Choose the object that copies batches to a device, or None where copies are not needed or gain nothing."""
+    """Choose the object that copies batches to a device. None means that copies are not needed or gain nothing."""
     return Staging(device) if device.type == "cuda" else None
 
 
 def fits(num_bytes: int, device: torch.device) -> bool:
-    """Tell whether samples of this size may lie on the device."""
-    return device.type != "cuda" or num_bytes <= LARGEST_SHARE * torch.cuda.mem_get_info(device)[0]
+    """Return True if samples of so many bytes may lie on the device."""
+    if device.type != "cuda":
+        return True
+    free, _ = torch.cuda.mem_get_info(device)
+    return num_bytes <= LARGEST_SHARE * free
 
 
 def holds_host_tensors(pytree: Any) -> bool:
-    """Tell whether a batch holds dense tensors of the host, beside numbers and texts, in lists, tuples and dicts.
+    """Return True for a batch of dense tensors of the host, numbers and texts, in lists, tuples and dicts.
 
     Other types are moved by their own code, since they may hold tensors that cannot be found from outside.
 
@@ -86,14 +91,16 @@ def holds_host_tensors(pytree: Any) -> bool:
     """
     if type(pytree) is Tensor:
         return pytree.layout is torch.strided and pytree.device.type == "cpu"
-    if type(pytree) in (list, tuple, dict):
-        return all(map(holds_host_tensors, pytree.values() if type(pytree) is dict else pytree))
+    if type(pytree) is dict:
+        return all(map(holds_host_tensors, pytree.values()))
+    if type(pytree) in (list, tuple):
+        return all(map(holds_host_tensors, pytree))
     return pytree is None or isinstance(pytree, str | bytes | int | float)
 
 
 @cache
 def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """Get the stream of all copies to a GPU: only one, since torch keeps memory apart by stream."""
+    """Return the stream of all copies to a GPU. There is only one, because torch keeps memory apart by stream."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
@@ -107,7 +114,7 @@ def begin_copy(batch: Any, device: torch.device) -> Begun:
     def finish() -> Any:
         present = torch.cuda.current_stream(device)
         present.wait_event(copied)
-        # or a later copy might take its memory too early
+        # Without this, a later copy might take its memory too early.
         apply_to_collection(there, Tensor, lambda tensor: tensor.record_stream(present))
         return there
 

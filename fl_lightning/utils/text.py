@@ -19,14 +19,19 @@ def printable(text: object, keep: str = "") -> str:
     r"""Escape characters that a terminal or a page must not get, such as `\x1b`.
 
     Args:
-        text: anything, as `str` gives it.
-        keep: letters that stay.
+        text: Any value, as `str` gives it.
+        keep: Letters that stay.
 
     >>> print(printable("a\x1b[2J\n"), printable("two\nlines", keep="\n"))
     a\x1b[2J\n two
     lines
     """
-    return UNSEEN.sub(lambda m: m[0] if m[0] in keep else m[0].encode("unicode_escape").decode(), str(text))
+
+    def escaped(found: re.Match[str]) -> str:
+        letter = found[0]
+        return letter if letter in keep else letter.encode("unicode_escape").decode()
+
+    return UNSEEN.sub(escaped, str(text))
 
 
 def drawable(text: str) -> str:
@@ -45,11 +50,17 @@ def as_cell(text: str) -> str:
 
 
 def write_cells(file: TextIO, rows: Iterable[Iterable[Any]]) -> None:
-    """Write rows of a csv file, with its names marked."""
+    """Write rows of a csv file, with marks before names that a spreadsheet would run.
+
+    Args:
+        file: The file.
+        rows: The rows of cells.
+    """
     for row in rows:
         cells = [as_cell(cell) if isinstance(cell, str) else cell for cell in row]
-        returns = any(isinstance(cell, str) and "\r" in cell for cell in cells)  # which csv does not quote by itself
-        writer = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL if returns else csv.QUOTE_MINIMAL)
+        # csv does not quote a carriage return by itself.
+        has_return = any(isinstance(cell, str) and "\r" in cell for cell in cells)
+        writer = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL if has_return else csv.QUOTE_MINIMAL)
         writer.writerow(cells)
 
 
@@ -63,7 +74,7 @@ def of_cell(cell: str) -> str:
 
 
 def is_number(text: str) -> bool:
-    """Tell whether a text is a number."""
+    """Return True if a text is a number, without spaces around it."""
     try:
         float(text)
     except ValueError:

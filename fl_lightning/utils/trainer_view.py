@@ -20,8 +20,7 @@ NO_ANSWERS: Mapping[str, Any] = MappingProxyType({})
 NO_READERS: Readers = MappingProxyType({})
 
 Makers = Mapping[str, Callable[[str], Any]]
-"""Functions that answer attributes at the time at which a module reads them, by the attribute's name. Each gets the
-name."""
+"""Functions that answer attributes when a module reads them, by the attribute's name. Each gets the name."""
 
 NO_MAKERS: Makers = MappingProxyType({})
 
@@ -84,7 +83,7 @@ class TrainerView:
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
-        """The class of the Trainer, so that `isinstance` accepts the view."""
+        """The class of the Trainer, so that `isinstance(view, Trainer)` is True."""
         if "_trainer" not in vars(self):
             # The view is being copied.
             return type(self)

@@ -14,7 +14,10 @@ import torch
 import yaml
 from jsonargparse import get_loader
 
-from fl_lightning.cli.adopt import READERS, TRAINER, adopt, merged
+from fl_lightning.cli.adopt import adopt
+from fl_lightning.cli.adopt_files import merged
+from fl_lightning.cli.adopt_sections import READERS
+from fl_lightning.cli.adopt_trainer import TRAINER
 from fl_lightning.cli.errors import RefusedTogetherError
 from fl_lightning.federation.checks import REFUSED
 from fl_lightning.utils.packages import is_of_lightning

@@ -112,7 +112,7 @@ def test_check_says_what_the_reader_does(whole, tmp_path, write, digest):
     write(source, path)
     for mmap in (False, True):
         try:
-            read_saved(path, mmap)
+            read_saved(path, mmap=mmap)
             accepted = True
         except ValueError:
             accepted = False

@@ -150,7 +150,7 @@ def test_without_tensorboard_a_run_has_its_table_and_says_so(here, monkeypatch, 
     def missing(*args):
         raise ModuleNotFoundError("Neither `tensorboard` nor `tensorboardX` is available.")
 
-    monkeypatch.setattr("fl_lightning.cli.main.RunTensorBoard", missing)
+    monkeypatch.setattr("fl_lightning.cli.run_callbacks.RunTensorBoard", missing)
     said = say(f"fit -c {NAME} {TINY}")
     assert said.code == 0
     assert caplog.text.count("TensorBoard is not installed: the run logs metrics.csv only") == 1

@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("flwr", reason="pip install 'fl_lightning[flower]'")
 
-import fl_lightning.cli.main
+import fl_lightning.cli.run_callbacks
 from fl_lightning.cli import split
 from fl_lightning.utils.files import read_saved
 from tests.flower.grid import Nodes, owners, serve
@@ -49,7 +49,9 @@ ACROSS = {
 @pytest.fixture
 def run(request, tmp_path, monkeypatch):
     """The simulation of a method, in the folder `here`; afterwards in the folder `there`."""
-    monkeypatch.setattr(fl_lightning.cli.main, "RunPlots", lambda *_, **__: pl.Callback())  # slow, and tried elsewhere
+    monkeypatch.setattr(
+        fl_lightning.cli.run_callbacks, "RunPlots", lambda *_, **__: pl.Callback()
+    )  # slow, and tried elsewhere
     (tmp_path / "here").mkdir()
     (tmp_path / "there").mkdir()
     ran = Run(tmp_path / "here", request.param).fit()

@@ -7,7 +7,7 @@ from pytorch_lightning import Callback
 
 pytest.importorskip("flwr", reason="pip install 'fl_lightning[flower]'")
 
-import fl_lightning.cli.main
+import fl_lightning.cli.run_callbacks
 from fl_lightning import FederatedLoop, FineTuning
 from fl_lightning.aggregation import ServerModule
 from fl_lightning.cli import split
@@ -92,7 +92,7 @@ def test_the_server_gives_a_node_what_its_client_deploys(tmp_path, kind):
 
 def test_owners_that_have_a_folder_each(tmp_path, monkeypatch):
     """The server names the clients that never train by their ids, which `split` writes into every party's file."""
-    monkeypatch.setattr(fl_lightning.cli.main, "RunPlots", lambda *_, **__: Callback())
+    monkeypatch.setattr(fl_lightning.cli.run_callbacks, "RunPlots", lambda *_, **__: Callback())
     text = yaml.safe_dump(
         {
             "model": {"evaluate_clients_every": 1, "fine_tuning": {"epochs": 2, "lr": 0.1}},
