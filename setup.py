@@ -1,4 +1,4 @@
-"""What setup.cfg cannot say: configs/ of a clone lies within the package once it is built."""
+"""Puts configs/ of a clone into the built package, which setup.cfg cannot say."""
 
 from setuptools import find_packages, setup
 

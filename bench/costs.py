@@ -19,7 +19,8 @@ from bench.workloads import CLASSES, WORKLOADS, Workload
 from fl_lightning.client.store import ClientStore
 from fl_lightning.data import TensorSource
 from tools.measure_methods import Entry, entries
-from tools.measurement_runs import LOCAL_SGD, silent
+from tools.measurement_runs import LOCAL_SGD
+from tools.quiet import silent
 
 COLUMNS = ("method", "s_per_round", "ratio_to_fedavg", "ratio_low", "ratio_high", "mb_down", "mb_up", "peak_mb")
 SIZES: dict[str, dict[str, int]] = {

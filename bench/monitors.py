@@ -30,7 +30,7 @@ from fl_lightning.monitors import (
     NeuronActivations,
     PersonalisedAccuracy,
 )
-from tools.measurement_runs import silent
+from tools.quiet import silent
 
 COHORT = 3
 ROUNDS = 3

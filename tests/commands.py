@@ -37,12 +37,12 @@ def working_in(folder: Path, own: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def empty_pictures() -> Iterator[None]:
-    """Draw nothing within the block, which is most of a short run's time: files and loggers get empty pictures."""
+    """Draw nothing within the block, since that is most of a short run's time. Files and loggers get empty ones."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("accuracy", "classwise", "partition", "sizes", "values"):
             patch.setattr(plots, f"plot_{name}", lambda *_, **__: Figure(figsize=(1, 1)))
         patch.setattr(Figure, "draw", lambda figure, renderer: None)
-        patch.setattr(ConstrainedLayoutEngine, "execute", lambda engine, figure: None)  # what is not drawn has no place
+        patch.setattr(ConstrainedLayoutEngine, "execute", lambda engine, figure: None)
         yield
 
 
@@ -53,7 +53,7 @@ def cell_files(folder: str | Path, name: str) -> CellFiles:
 
 
 class Said(NamedTuple):
-    """What a command left: its exit code and its two streams."""
+    """Holds the exit code and the two streams of a command."""
 
     code: int
     out: str
@@ -74,7 +74,7 @@ def say(line: str) -> Said:
 
 
 def refusal(line: str, code: int) -> str:
-    """The one sentence with which a command ends; nothing else may stand on standard error."""
+    """Return the sentence with which a command ends. Nothing else may stand on standard error."""
     said = say(line)
     assert said.code == code, said
     assert said.err.startswith("fl-lightning: error: "), said.err
@@ -83,6 +83,7 @@ def refusal(line: str, code: int) -> str:
 
 
 def run_in(folder: Path, number: int = 0, stem: str = "digits_fedntd") -> Path:
-    """The folder of a run by its number; its overrides are part of its name."""
-    (found,) = (p for p in (folder / "runs" / stem).iterdir() if p.name.partition("-")[0] == str(number))
+    """Return the folder of a run by its number. Its overrides are part of its name."""
+    folders = (folder / "runs" / stem).iterdir()
+    (found,) = [path for path in folders if path.name.partition("-")[0] == str(number)]
     return found

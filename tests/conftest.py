@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session", autouse=True)
 def plugins_of_lightning_are_looked_up_once() -> Iterator[None]:
-    """Every Trainer reads the files of all installed packages for callbacks: a fifth of a toy fit's time."""
+    """Read the files of all installed packages once. Every Trainer does so, which is a fifth of a toy fit's time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("lightning_fabric.utilities.registry.entry_points", cache(importlib.metadata.entry_points))
         yield
@@ -50,7 +50,10 @@ def plugins_of_lightning_are_looked_up_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def parsers_are_made_once() -> Iterator[None]:
-    """Making the options of a command is half of a dry run's time; tests/cli/test_parser.py compares with a new one."""
+    """Make the options of a command once, since that is half of a dry run's time.
+
+    tests/cli/test_parser.py compares them with new ones.
+    """
     from fl_lightning.cli.main import FederatedCLI
 
     made: dict[tuple[str, ...], tuple[object, list[str]]] = {}
@@ -60,9 +63,11 @@ def parsers_are_made_once() -> Iterator[None]:
     def kept(cli, trainer, command, **settings):
         if type(cli).add_arguments_to_parser is not options:
             return make(cli, trainer, command, **settings)
-        key = command, *cli._argv[:1]  # some options are those of one command only
+        # Some options are those of one command only.
+        key = (command, *cli._argv[:1])
         if key not in made:
-            made[key] = make(cli, trainer, command, **settings), cli._subcommand_method_arguments[command]
+            new_parser = make(cli, trainer, command, **settings)
+            made[key] = (new_parser, cli._subcommand_method_arguments[command])
         parser, cli._subcommand_method_arguments[command] = made[key]
         return parser
 
@@ -73,22 +78,30 @@ def parsers_are_made_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def equal_files_are_composed_once() -> Iterator[None]:
-    """Composing is most of a grid's time before its runs; a folder with code of a test's own is composed as it is."""
+    """Compose equal files once, since that is most of a grid's time before its runs.
+
+    In a folder with a test's own code they are composed anew.
+    """
     from fl_lightning.experiments.composing import Composer, method_config
 
     made: dict[tuple[object, ...], dict[str, Any]] = {}
     compose = Composer.compose
 
+    def text_of(name: str) -> str:
+        """Read a file. What is no file is YAML itself."""
+        if name.endswith((".yaml", ".yml")) and Path(name).is_file():
+            return Path(name).read_text(encoding="utf-8")
+        return name
+
     def kept(composer: Composer, method: str, settings: Any = (), configs: Sequence[str] = ()) -> dict[str, Any]:
         if any(Path().glob("*.py")) or Path("configs").exists():
-            return compose(composer, method, settings, configs)
-        parts = map(method_config, filter(None, method.split("+")))
-        files = [*composer.base, *configs, *parts, *map(str, sorted(Path().glob("*.yaml")))]
-        paths = {name: Path(name) for name in files if name.endswith((".yaml", ".yml"))}  # the others are YAML
-        texts = [paths[f].read_text(encoding="utf-8") if f in paths and paths[f].is_file() else f for f in files]
+            return compose(composer, method, settings, configs=configs)
+        parts = [method_config(name) for name in method.split("+") if name]
+        here = [str(path) for path in sorted(Path().glob("*.yaml"))]
+        texts = [text_of(name) for name in [*composer.base, *configs, *parts, *here]]
         key = (*texts, *settings)
         if key not in made:
-            made[key] = compose(composer, method, settings, configs)
+            made[key] = compose(composer, method, settings, configs=configs)
         return deepcopy(made[key])
 
     with pytest.MonkeyPatch.context() as patch:
@@ -98,7 +111,7 @@ def equal_files_are_composed_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def shipped_experiments_are_read_once() -> Iterator[None]:
-    """Several tests read all of them, which takes seconds."""
+    """Read all shipped experiments once, which takes seconds, for several tests."""
     from fl_lightning.experiments import experiment_files
 
     made = {}
@@ -107,7 +120,7 @@ def shipped_experiments_are_read_once() -> Iterator[None]:
     def kept(path: Path) -> experiment_files.Experiment:
         if not path.is_relative_to(experiment_files.HOME):
             return read(path)
-        key = path, path.read_text(encoding="utf-8")
+        key = (path, path.read_text(encoding="utf-8"))
         if key not in made:
             made[key] = read(path)
         return deepcopy(made[key])
@@ -119,7 +132,10 @@ def shipped_experiments_are_read_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_waits_for_the_disk() -> Iterator[None]:
-    """The tests' runs write thousands of files; tests/utils/test_files.py sees that each is forced to the disk."""
+    """Do not force files to the disk, since the tests' runs write thousands of them.
+
+    tests/utils/test_files.py sees that each is forced to the disk.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fl_lightning.utils.files.os.fsync", lambda descriptor: None)
         yield
@@ -127,7 +143,7 @@ def nothing_waits_for_the_disk() -> Iterator[None]:
 
 @pytest.fixture
 def without_pictures() -> Iterator[None]:
-    """Pictures are empty."""
+    """Draw no pictures."""
     from tests.commands import empty_pictures
 
     with empty_pictures():
@@ -136,9 +152,9 @@ def without_pictures() -> Iterator[None]:
 
 @pytest.fixture
 def cells_here(monkeypatch):
-    """Runs cells one after the other in this process; gives their names without identity, as they are begun.
+    """Run cells one after the other in this process, and return their names without identity, as they begin.
 
-    Settings are not started before any is trained, which would take as long as the runs: tests of that do it.
+    The commands do not try all settings first, which would take as long as the runs. Tests of that do it.
     """
     from fl_lightning.experiments import compare, reproduce, running, workers
 
@@ -152,5 +168,8 @@ def cells_here(monkeypatch):
             begun.append(files.name.rpartition("-")[0])
             yield files
 
-    monkeypatch.setattr(running, "run_all", lambda cells, _, **told: workers.run_here(noted(cells), **told))
+    def run_all(cells, _, **told):
+        return workers.run_here(noted(cells), **told)
+
+    monkeypatch.setattr(running, "run_all", run_all)
     return begun

@@ -16,7 +16,7 @@ HABITS = ("max_norm", "norm", "count", "assign", "grow", "power", "draw", "freez
 
 
 class Remembers(nn.Module):
-    """Adds a constant that is in no parameter and no buffer, and grows with every batch."""
+    """Adds a constant that is in no parameter and no buffer and grows with every batch."""
 
     def __init__(self):
         super().__init__()
@@ -34,18 +34,24 @@ class Remembers(nn.Module):
 
 
 class RestlessNet(Backbone):
-    """A classifier with one habit, or all of them.
+    """Is a classifier with one habit, or all of them.
 
-    `max_norm` scales rows of an embedding; `norm` has BatchNorm in train mode; `count` counts in buffers, saved or
-    not; `assign` puts new tensors in their place, `grow` longer ones; `power` iterates for a spectral norm; `draw`
-    draws random numbers; `freeze` freezes a parameter; `extra` has extra state.
+    - `max_norm` scales rows of an embedding.
+    - `norm` has BatchNorm in train mode.
+    - `count` counts in buffers that are saved or not.
+    - `assign` puts new tensors into the place of the buffers, `grow` longer ones.
+    - `power` iterates for a spectral norm.
+    - `draw` draws random numbers.
+    - `freeze` freezes a parameter.
+    - `extra` has extra state.
     """
 
     def __init__(self, num_classes, input_shape, habit="all"):
         super().__init__()
         self.habits = HABITS if habit == "all" else (habit,)
         size = prod(input_shape)
-        self.words = nn.Embedding(8, size, max_norm=0.5 if "max_norm" in self.habits else None)
+        max_norm = 0.5 if "max_norm" in self.habits else None
+        self.words = nn.Embedding(8, size, max_norm=max_norm)
         self.norm = nn.BatchNorm1d(size)
         body = nn.Linear(size, 8)
         self.body = spectral_norm(body) if "power" in self.habits else body
@@ -58,12 +64,13 @@ class RestlessNet(Backbone):
     def features(self, x):
         self.change()
         x = x.flatten(1)
-        x = self.norm(x + self.words(x[:, 0].mul(3).long().remainder(8)))
+        word = x[:, 0].mul(3).long().remainder(8)
+        x = self.norm(x + self.words(word))
         x = self.remembers(torch.tanh(self.body(x)))
         return x * (1 + 0.01 * torch.tanh(self.count + self.passing) + 0.01 * torch.tanh(self.cache.sum()))
 
     def change(self):
-        """All that is done before the forward pass."""
+        """Change what the habits change before a forward pass."""
         evaluates = not self.training
         if "norm" in self.habits:
             self.norm.train()
@@ -78,28 +85,34 @@ class RestlessNet(Backbone):
         if "grow" in self.habits and evaluates:
             self.cache = torch.cat([self.cache, torch.ones(1)])
         if "draw" in self.habits:
-            torch.rand(()), np.random.rand(), random.random()
+            torch.rand(())
+            np.random.rand()
+            random.random()
         if "freeze" in self.habits and evaluates:
-            self.body.requires_grad_(False)
+            self.body.requires_grad_(requires_grad=False)
 
 
 class Restless(pl.LightningModule):
-    """The same net in a module of a user's own."""
+    """Has the same net in a user's own module."""
 
     def __init__(self, habit="all"):
         super().__init__()
         self.net = RestlessNet(3, (4,), habit)
 
     def training_step(self, batch, batch_idx):
-        loss = F.cross_entropy(self.net(batch[0]), batch[1])
+        loss = self.loss(batch)
         self.log("loss", loss)
         return loss
 
     def validation_step(self, batch, batch_idx):
-        self.log("val_loss", F.cross_entropy(self.net(batch[0]), batch[1]))
+        self.log("val_loss", self.loss(batch))
 
     def test_step(self, batch, batch_idx):
-        self.log("test_loss", F.cross_entropy(self.net(batch[0]), batch[1]))
+        self.log("test_loss", self.loss(batch))
+
+    def loss(self, batch):
+        x, y = batch
+        return F.cross_entropy(self.net(x), y)
 
     def predict_step(self, batch, batch_idx):
         return self.net(batch[0])

@@ -125,7 +125,7 @@ def test_a_prefix_counts_where_it_is_asked_for_until_there_is_more(tmp_path):
         write_table(run / "metrics.csv", [["round", "local/alma"], *([t, t / 100] for t in range(rounds))])
         (run / "done.json").write_text(f'{{"max_epochs": {rounds}, "rounds": {rounds}}}')
         (run / "config.yaml").write_text(yaml.safe_dump(dict(cell.config)))
-        add(experiment, drawn, tmp_path, path, asked)
+        add(experiment, drawn, tmp_path, path, rounds=asked)
         assert [row["rounds"] for row in csv_rows(path)] == ([found] if found else [])
 
 
@@ -145,8 +145,8 @@ def test_a_failure_stands_beside_the_rounds_before_it_until_the_run_is_whole(tmp
         write_table(run / "metrics.csv", [["round", "local/alma"], *([t, t / 100] for t in range(rounds))])
         (run / "done.json").write_text(f'{{"max_epochs": {rounds}, "rounds": {rounds}}}')
         (run / "config.yaml").write_text(yaml.safe_dump(dict(cell.config)))
-        assert add(experiment, drawn, made, path, rounds) == [(case, "KnFu", "0")]
-        assert add(experiment, drawn, made, path, rounds) == []
+        assert add(experiment, drawn, made, path, rounds=rounds) == [(case, "KnFu", "0")]
+        assert add(experiment, drawn, made, path, rounds=rounds) == []
         assert sorted(row["error"] for row in csv_rows(path)) == errors
         (series,) = read_stored(path)
         assert [len(run.history) for run in series.group.runs] == [rounds]
@@ -169,7 +169,7 @@ def test_a_stored_run_that_lacks_a_log_key_is_stored_again(tmp_path):
         file.write_text(yaml.safe_dump(dict(cell.config)))
     more = {name: replace(table, beside=["train/ce"]) for name, table in drawn.items()}
     for tables_, added in ((drawn, True), (drawn, False), (more, True), (more, False), (drawn, False)):
-        assert bool(add(experiment, tables_, tmp_path, path, 5)) is added
+        assert bool(add(experiment, tables_, tmp_path, path, rounds=5)) is added
     assert [row["metric"] for row in csv_rows(path)] == ["local/alma", "train/ce"]
 
 

@@ -16,18 +16,23 @@ from fl_lightning.nets import Backbone
 from fl_lightning.nets.backbone import Stages
 
 FAULTS = {field.name for field in fields(FaultPolicy)}
-SIZES = (7, 12, 5, 9, 16)  # unequal on purpose; with batches of 5 or 6 last batches are small
+SIZES = (7, 12, 5, 9, 16)
+"""Samples of the clients, unequal on purpose. With batches of 5 or 6 the last batches are small."""
 
 
 class BatchNormNet(Backbone):
-    """Linear, BatchNorm, ReLU, dropout, linear."""
+    """Has a linear layer, BatchNorm, ReLU, dropout and a linear head."""
 
     def __init__(
         self, num_classes: int, input_shape: tuple[int, ...], dropout: float = 0.2, running: bool = True
     ) -> None:
         super().__init__()
-        norm = nn.BatchNorm1d(8, track_running_stats=running)
-        self.body = nn.Sequential(nn.Linear(prod(input_shape), 8), norm, nn.ReLU(), nn.Dropout(dropout))
+        self.body = nn.Sequential(
+            nn.Linear(prod(input_shape), 8),
+            nn.BatchNorm1d(8, track_running_stats=running),
+            nn.ReLU(),
+            nn.Dropout(dropout),
+        )
         self.head = nn.Linear(8, num_classes)
 
     def features(self, x):
@@ -38,33 +43,58 @@ class BatchNormNet(Backbone):
 
 
 class EdgePartition(Partition):
-    """A client of each awkward kind; with batches of 8 two of them end in a batch of one sample."""
+    """Gives one client of each awkward kind."""
 
     SIZES = (17, 0, 9, 1, 20)
-    """Mixed (its last batch is one sample), empty, of one class (the same), one sample, mixed."""
+    """Mixed, empty, of one class, a single sample, mixed. Batches of 8 leave a batch of one sample of 17 and of 9."""
 
     def __call__(self, samples, num_clients, generator):
         of_one_class = np.flatnonzero(samples.labels == samples.labels[0])[: self.SIZES[2]]
-        others = iter(np.setdiff1d(np.arange(samples.size), of_one_class))
-        return [
-            of_one_class if client_id == 2 else np.array([next(others) for _ in range(size)], dtype=np.int64)
-            for client_id, size in enumerate(self.SIZES)
-        ]
+        others = np.setdiff1d(np.arange(samples.size), of_one_class)
+        parts = []
+        begin = 0
+        for client_id, size in enumerate(self.SIZES):
+            if client_id == 2:
+                parts.append(of_one_class)
+            else:
+                parts.append(others[begin : begin + size])
+                begin += size
+        return parts
 
 
-def samples(n: int, seed: int = 0, dim: int = 4, classes: int = 3, dtype=torch.float32):
-    """Points around class means, so that there is something to learn."""
-    g = torch.Generator().manual_seed(seed)
+def samples(n: int, seed: int = 0, dim: int = 4, classes: int = 3, *, dtype=torch.float32):
+    """Return points around class means, so that there is something to learn.
+
+    Args:
+        n: Number of points.
+        seed: Seed of the points. The means are always the same.
+        dim: Numbers in a point.
+        classes: Number of classes.
+        dtype: Type of the points.
+
+    Returns:
+        Points (n, dim), and classes (n,) int64.
+    """
+    generator = torch.Generator().manual_seed(seed)
     means = torch.randn(classes, dim, generator=torch.Generator().manual_seed(99)) * 2
-    y = torch.randint(classes, (n,), generator=g)
-    return (means[y] + torch.randn(n, dim, generator=g)).to(dtype), y
+    y = torch.randint(classes, (n,), generator=generator)
+    x = means[y] + torch.randn(n, dim, generator=generator)
+    return x.to(dtype), y
 
 
 def toy_data(sizes=SIZES, dtype=torch.float32, **settings) -> FederatedDataModule:
-    """One client for each size; `settings` of FederatedDataModule."""
+    """Return data with one client for each size.
+
+    Args:
+        sizes: Numbers of samples.
+        dtype: Type of the samples.
+        settings: Settings of FederatedDataModule.
+    """
     bounds = torch.tensor([0, *sizes]).cumsum(0).tolist()
-    partition = FixedPartition([list(range(a, b)) for a, b in pairwise(bounds)])
-    source = TensorSource(samples(bounds[-1], dtype=dtype), samples(30, seed=1, dtype=dtype), num_classes=3)
+    partition = FixedPartition([list(range(first, end)) for first, end in pairwise(bounds)])
+    train = samples(sum(sizes), dtype=dtype)
+    test = samples(30, seed=1, dtype=dtype)
+    source = TensorSource(train, test, num_classes=3)
     settings = {"num_clients": len(sizes), "partition": partition, "batch_size": 5, **settings}
     return FederatedDataModule(source, **settings)
 
@@ -74,7 +104,14 @@ def sgd(lr: float = 0.1, momentum: float = 0.9, **more):
 
 
 def trainer(rounds: int, tmp_path=None, kind=pl.Trainer, **settings) -> pl.Trainer:
-    """A quiet stock Trainer; `kind`: of the twin package."""
+    """Return a stock Trainer that logs, stores and shows nothing.
+
+    Args:
+        rounds: Number of rounds.
+        tmp_path: Folder of its files.
+        kind: Class of the Trainer, such as that of the twin package.
+        settings: Further arguments of the Trainer.
+    """
     quiet = {
         "accelerator": "cpu",
         "logger": False,
@@ -89,7 +126,11 @@ def trainer(rounds: int, tmp_path=None, kind=pl.Trainer, **settings) -> pl.Train
 
 
 def folded(settings: dict) -> dict:
-    """Settings of a loop, with those of its faults and of the mean by their own names."""
+    """Put settings of the faults and of the mean into the objects to which they belong.
+
+    Args:
+        settings: Settings of a loop, among them those of `FaultPolicy` and the weighting of the aggregator.
+    """
     rest = dict(settings)
     policy = {name: rest.pop(name) for name in FAULTS & rest.keys()}
     if policy:
@@ -100,8 +141,29 @@ def folded(settings: dict) -> dict:
     return rest
 
 
-def fit(client, rounds: int = 3, data=None, ckpt_path=None, loop=None, callbacks=None, precision="32-true", **settings):
-    """Fit a fresh loop around `client`; returns the loop."""
+def fit(
+    client,
+    rounds: int = 3,
+    data=None,
+    ckpt_path=None,
+    *,
+    loop=None,
+    callbacks=None,
+    precision="32-true",
+    **settings,
+):
+    """Fit a loop, and return it.
+
+    Args:
+        client: The client of a fresh loop.
+        rounds: Number of rounds.
+        data: The data. None is `toy_data`.
+        ckpt_path: Checkpoint from which the fit goes on.
+        loop: A loop to fit instead of a fresh one.
+        callbacks: Callbacks of the Trainer.
+        precision: Precision of the Trainer.
+        settings: Settings of the fresh loop, as `folded` takes them.
+    """
     loop = loop or FederatedLoop(client, **{"seed": 3, **folded(settings)})
     run = trainer(rounds, callbacks=callbacks, precision=precision)
     run.fit(loop, datamodule=toy_data() if data is None else data, ckpt_path=ckpt_path)
@@ -113,4 +175,5 @@ def weights_of(loop) -> dict[str, torch.Tensor]:
 
 
 def equal(a: dict, b: dict) -> bool:
+    """Return True if two states have the same entries with equal values."""
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)

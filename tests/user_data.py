@@ -1,4 +1,4 @@
-"""Data modules as their users wrote them for a plain Trainer: nothing here knows of federations."""
+"""Data modules as users write them for a plain Trainer. Nothing here knows of federations."""
 
 import pytorch_lightning as pl
 import torch
@@ -14,7 +14,7 @@ def points(n, seed):
 
 
 class Pairs(pl.LightningDataModule):
-    """(x, y) in memory, with a validation and a test loader."""
+    """Has (x, y) in memory, with a validation and a test loader."""
 
     def __init__(self, batch_size=8):
         super().__init__()
@@ -49,7 +49,7 @@ class DictSamples(Dataset):
 
 
 class Dicts(pl.LightningDataModule):
-    """Dictionary batches from a dataset that draws at random, with a collate function of its own; no test set."""
+    """Makes dictionary batches of a dataset that draws at random, by its own collate function, without a test set."""
 
     def train_dataloader(self):
         return DataLoader(DictSamples(60, 0), batch_size=6, shuffle=True, collate_fn=self.collate)
@@ -66,7 +66,7 @@ class Dicts(pl.LightningDataModule):
 
 
 class Curve(pl.LightningDataModule):
-    """Regression: float targets, no classes."""
+    """Has float targets for a regression, and no classes."""
 
     def train_dataloader(self):
         x = torch.linspace(-2, 2, 64)[:, None]
@@ -78,7 +78,7 @@ class Curve(pl.LightningDataModule):
 
 
 class Sensor(IterableDataset):
-    """Readings of one place as they come, labelled; `n` None: without end."""
+    """Gives `n` labeled readings of one place as they come, or readings without end for None."""
 
     def __init__(self, place, n=None):
         self.place = place
@@ -94,7 +94,7 @@ class Sensor(IterableDataset):
 
 
 class Sensors(pl.LightningDataModule):
-    """A stream for each client: two without end, one whose third batch is a small one, an empty one."""
+    """Has a stream for each client: two without end, one whose third batch is small, and an empty one."""
 
     def __init__(self, batch_size=4, num_workers=0, drop_last=False):
         super().__init__()

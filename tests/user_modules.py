@@ -1,4 +1,4 @@
-"""Modules as their users wrote them for a plain Trainer: nothing here knows of federations."""
+"""Modules as users write them for a plain Trainer. Nothing here knows of federations."""
 
 import copy
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from tests.user_data import Curve, Dicts, Pairs
 
 
 class Classifier(pl.LightningModule):
-    """With a scheduler, a metric object and hyper-parameters."""
+    """Has a scheduler, a metric object and hyper-parameters."""
 
     def __init__(self, hidden=8, lr=0.1):
         super().__init__()
@@ -55,7 +55,7 @@ class Classifier(pl.LightningModule):
 
 
 class Regression(pl.LightningModule):
-    """With a scheduler that watches a logged value."""
+    """Has a scheduler that watches a logged value."""
 
     def __init__(self):
         super().__init__()
@@ -80,7 +80,7 @@ class Regression(pl.LightningModule):
 
 
 class TinyGAN(pl.LightningModule):
-    """Two optimizers stepped by hand."""
+    """Steps two optimizers by hand."""
 
     def __init__(self):
         super().__init__()
@@ -93,7 +93,8 @@ class TinyGAN(pl.LightningModule):
         g, c = self.optimizers()
         z = torch.randn(len(real), 2)
         self.toggle_optimizer(c)
-        loss_c = F.softplus(-self.critic(real)).mean() + F.softplus(self.critic(self.generator(z).detach())).mean()
+        fake = self.generator(z).detach()
+        loss_c = F.softplus(-self.critic(real)).mean() + F.softplus(self.critic(fake)).mean()
         c.zero_grad()
         self.manual_backward(loss_c)
         self.clip_gradients(c, gradient_clip_val=1.0, gradient_clip_algorithm="norm")
@@ -108,8 +109,9 @@ class TinyGAN(pl.LightningModule):
         self.log_dict({"g_loss": loss_g, "c_loss": loss_c}, prog_bar=True)
 
     def configure_optimizers(self):
-        adam = torch.optim.Adam
-        return [adam(self.generator.parameters(), lr=1e-3), adam(self.critic.parameters(), lr=1e-3)], []
+        of_generator = torch.optim.Adam(self.generator.parameters(), lr=1e-3)
+        of_critic = torch.optim.Adam(self.critic.parameters(), lr=1e-3)
+        return [of_generator, of_critic], []
 
 
 class Lazy(pl.LightningModule):
@@ -134,7 +136,7 @@ class Lazy(pl.LightningModule):
 
 
 class DictNet(pl.LightningModule):
-    """Dictionary batches, BatchNorm, a step-wise schedule, and a hook that counts."""
+    """Has dictionary batches, BatchNorm, a step-wise schedule, and a hook that counts."""
 
     def __init__(self):
         super().__init__()
@@ -174,7 +176,7 @@ SIX = ((Classifier, Pairs), (Regression, Curve), (TinyGAN, Pairs), (Lazy, Pairs)
 
 
 class Plain(pl.LightningModule):
-    """The least that there is; the modules below differ from it in one habit each."""
+    """Has the least that a module needs. The modules below differ from it in one habit each."""
 
     def __init__(self):
         super().__init__()
@@ -195,14 +197,14 @@ class Plain(pl.LightningModule):
 
 
 class Newton(Plain):
-    """An optimizer that calls its closure several times a step."""
+    """Has an optimizer that calls its closure several times a step."""
 
     def configure_optimizers(self):
         return torch.optim.LBFGS(self.parameters(), lr=0.3, max_iter=4)
 
 
 class Metrics(Plain):
-    """Collections of metrics, logged whole or computed by hand, and lists of outputs of one's own."""
+    """Logs collections of metrics whole or computes them by hand, and keeps lists of outputs."""
 
     def __init__(self):
         super().__init__()
@@ -234,11 +236,11 @@ class Metrics(Plain):
 
 
 class Copies(Plain):
-    """Averaged weights and counters beside the net, kept up to date after each batch from what the step returned."""
+    """Keeps averaged weights and counters beside the net, by what the step returns."""
 
     def __init__(self):
         super().__init__()
-        self.average = copy.deepcopy(self.net).requires_grad_(False)
+        self.average = copy.deepcopy(self.net).requires_grad_(requires_grad=False)
         self.register_buffer("batches", torch.tensor(0))
         self.register_buffer("mask", torch.tensor([True, False]))
         self.register_buffer("smooth", torch.zeros(()))
@@ -256,11 +258,11 @@ class Copies(Plain):
 
 
 class FineTune(Plain):
-    """A frozen part, parameter groups, clipping of one's own, a step-wise schedule."""
+    """Has a frozen part, parameter groups, a clipping of its own and a step-wise schedule."""
 
     def __init__(self):
         super().__init__()
-        self.net[0].requires_grad_(False)
+        self.net[0].requires_grad_(requires_grad=False)
 
     def configure_optimizers(self):
         groups = [{"params": self.net[2].weight, "lr": 0.05}, {"params": [self.net[2].bias], "weight_decay": 0.0}]
@@ -273,7 +275,7 @@ class FineTune(Plain):
 
 
 class ByHand(Plain):
-    """Manual optimisation with accumulation, a scheduler, and nothing to return."""
+    """Optimizes by hand with accumulation and a scheduler, and returns nothing."""
 
     def __init__(self):
         super().__init__()
@@ -298,7 +300,7 @@ class ByHand(Plain):
 
 
 class Worded(Pairs):
-    """With a vocabulary that its module asks for, and batches that are named tuples."""
+    """Has a vocabulary that its module asks for, and batches that are named tuples."""
 
     vocabulary = ("a", "b", "c")
 
@@ -319,7 +321,7 @@ class Words(NamedTuple):
 
 
 class Asking(Plain):
-    """Asks the Trainer for all sorts of things, and stops when a validated value stands still."""
+    """Asks the Trainer for many things, and stops when a validated value stands still."""
 
     def setup(self, stage):
         assert len(self.trainer.datamodule.vocabulary) == 3
@@ -339,12 +341,12 @@ MORE = ((Newton, Pairs), (Metrics, Pairs), (Copies, Pairs), (FineTune, Pairs), (
 
 
 class LowRank(nn.Module):
-    """A frozen linear layer and a trained low-rank change of it, as LoRA's."""
+    """Has a frozen linear layer and a trained low-rank change of the layer, as LoRA has."""
 
     def __init__(self, inputs, outputs, rank=1):
         super().__init__()
         self.base = nn.Linear(inputs, outputs)
-        self.base.requires_grad_(False)
+        self.base.requires_grad_(requires_grad=False)
         self.down = nn.Parameter(torch.randn(rank, inputs) * 0.1)
         self.up = nn.Parameter(torch.zeros(outputs, rank))
 

@@ -3,7 +3,8 @@
     fl-lightning reproduce fedntd/2 fedntd/6
     python -m tools.add_captions reproduced fedntd/2 fedntd/6
 
-Without names: the figures whose runs the folder has. A figure's captions take the place of its older ones.
+Without names it stores the captions of all figures whose runs the folder has. They replace the older captions of a
+figure.
 """
 
 from argparse import ArgumentParser
@@ -14,11 +15,13 @@ from fl_lightning.experiments import experiment_files as files
 from fl_lightning.experiments.cell_files import CellFiles
 from fl_lightning.experiments.cells import Cells, Request
 from fl_lightning.experiments.results import draw, series_of
+from fl_lightning.papers import Series
 from fl_lightning.papers.drawing import unique
 from fl_lightning.papers.stored import csv_rows, made
 from fl_lightning.reports.result_tables import Table
+from fl_lightning.reports.saved import SavedRun
 from fl_lightning.utils.files import write_table
-from tools.add_results import Row, made_by_reproduce
+from tools.add_results import Row, check_names, made_by_reproduce
 from tools.write_results import ROOT
 
 CAPTIONS = ROOT / "results" / "figures.csv"
@@ -32,31 +35,44 @@ def figures() -> list[str]:
 
 
 def captions_of(name: str, folder: Path) -> list[Row]:
-    """Draw a figure of the runs in a folder and return its captions, none where runs are missing."""
+    """Draw a figure of the runs in a folder and return its captions. There are none if runs are missing.
+
+    Raises:
+        ValueError: The figure cannot be drawn.
+    """
     experiment = files.read_experiment(files.shipped_path(name))
     _, cells = Cells(experiment, Request()).in_folder(folder)
     if not all(CellFiles.of(cell, folder).is_complete() for cell in cells):
         return []
     series = series_of(cells, folder, {})
-    runs = [run for each in series for run in each.group.runs]
-    sources = [made(run, None) for run in runs]
-    source = {key: "; ".join(unique(each[key] for each in sources)) for key in SOURCE}
-    source["seeds"] = " ".join(unique(run.seed for run in runs))
     contents, problems = draw(experiment.draw, series)
     if problems:
         raise ValueError(f"{name}: {'; '.join(problems)}")
-    return [
-        {"figure": name, "panel": at, "caption": text_of(content, caption), **source}
-        for at, (content, caption) in contents.items()
-    ]
+    source = source_of(series)
+    rows = []
+    for panel, (content, caption) in contents.items():
+        rows.append({"figure": name, "panel": panel, "caption": text_of(content, caption), **source})
+    return rows
+
+
+def source_of(series: Sequence[Series]) -> Row:
+    """Name the commits, the machines and the seeds of all runs."""
+    runs = list[SavedRun]()
+    for each in series:
+        runs += each.group.runs
+    of_runs = [made(run, None) for run in runs]
+    source = {key: "; ".join(unique(of_run[key] for of_run in of_runs)) for key in SOURCE}
+    source["seeds"] = " ".join(unique(run.seed for run in runs))
+    return source
 
 
 def text_of(content: object, caption: str) -> str:
-    """Return a caption, of a table with its cells."""
+    """Return a caption. That of a table is followed by its cells."""
     if not isinstance(content, Table):
         return caption
     rows = [content.header, *([cell.text for cell in row] for row in content.rows)]
-    return f"{caption} {'; '.join(' | '.join(row) for row in rows)}"
+    lines = [" | ".join(row) for row in rows]
+    return f"{caption} {'; '.join(lines)}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -66,16 +82,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("names", nargs="*", help="of figures; none: those whose runs the folder has")
     asked = parser.parse_args(arguments)
     known = figures()
-    if unknown := [name for name in asked.names if name not in known]:
-        parser.error(f"names must be of {', '.join(known)}, got {unknown[0]}")
+    check_names(parser, asked.names, known)
     rows = csv_rows(CAPTIONS)
     for name in asked.names or known:
         new = captions_of(name, asked.folder)
         if not new and asked.names:
             parser.error(f"{asked.folder} lacks runs of {name}; fl-lightning reproduce {name} makes them")
-        print(*(f"{name}{row['panel']}: {row['caption']}" for row in new), sep="\n", end="\n" * bool(new))
-        rows = [row for row in rows if not new or row["figure"] != name] + new
-    rows = sorted((row for row in rows if row["figure"] in known), key=lambda row: known.index(row["figure"]))
+        for row in new:
+            print(f"{name}{row['panel']}: {row['caption']}")
+        if new:
+            rows = [row for row in rows if row["figure"] != name] + new
+    rows = [row for row in rows if row["figure"] in known]
+    rows.sort(key=lambda row: known.index(row["figure"]))
     write_table(CAPTIONS, [COLUMNS, *([row[name] for name in COLUMNS] for row in rows)])
 
 

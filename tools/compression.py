@@ -1,19 +1,19 @@
 """Measures the tables of docs/compression.md: `python -m tools.compression`, about five minutes of CPU time.
 
-Every run is a line of docs/compression.csv, and one that is there is not run again. Digits, 10 clients, all in every
-round, α = 0.3, 20 rounds of two local epochs; test accuracy after the last round. Nothing is tuned.
+Every run is a line of docs/compression.csv. A run that has a line is not made again. All runs have digits, 10 clients
+that take part in every round, α = 0.3 and 20 rounds of two local epochs. Their accuracy is that of the test samples
+after the last round. Nothing is tuned.
 """
 
 import csv
-import logging
-import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
@@ -33,8 +33,15 @@ from fl_lightning.attacks import sign_flip
 from fl_lightning.data import Digits, DirichletPartition
 from fl_lightning.functional.summary import paired_difference
 from fl_lightning.methods import DPFedAvg, FedAvg, FedNTD
-from fl_lightning.nets import Perceptron
+from fl_lightning.papers.stored import csv_rows
 from fl_lightning.types import State
+from tools.attacks import ATTACKERS, digits_client
+from tools.quiet import quiet_trainer, silent
+
+FILE = Path(__file__).resolve().parents[1] / "docs" / "compression.csv"
+COLUMNS = ("method", "codec", "rule", "attack", "seed", "accuracy", "bytes_up", "bytes_down")
+SEEDS = (0, 1, 2)
+ROUNDS = 20
 
 
 class UnscaledRandomK(RandomK):
@@ -45,11 +52,6 @@ class UnscaledRandomK(RandomK):
     def encode(self, vector: Tensor, draws: torch.Generator) -> State:
         return {"values": vector[self.places(len(vector), draws, vector.device)]}
 
-
-FILE = Path(__file__).resolve().parents[1] / "docs" / "compression.csv"
-COLUMNS = ("method", "codec", "rule", "attack", "seed", "accuracy", "bytes_up", "bytes_down")
-SEEDS = (0, 1, 2)
-ROUNDS = 20
 
 CODECS: dict[str, Callable[[], Codec | None]] = {
     "dense": lambda: None,
@@ -74,62 +76,78 @@ RULES: dict[str, Callable[[], Aggregator]] = {
     "mean": Aggregator,
     "mean, `NormClip(1)`": Aggregator,
     "median": MedianAggregator,
-    "multi-Krum, f = 2, 6 of 10": partial(KrumAggregator, 2, 6),
+    "multi-Krum, f = 2, 6 of 10": partial(KrumAggregator, f=2, num_selected=6),
     "`DPFedAvg`, z = 0.3, clip 1": partial(DPFedAvg, noise_multiplier=0.3, delta=0.01, accountant="rdp"),
 }
+ATTACK = "sign flip × 10"
 UNDER_ATTACK = ("dense", "QSGD, 4 bits", "TopK, 5 %, feedback", "Sign, feedback")
 
 
-def run(method: str, codec: str, rule: str, attack: str, seed: int) -> dict[str, Any]:
-    """Run a federation, and give its line."""
-    settings = {"net": partial(Perceptron, hidden=(32,)), "optimizer": partial(torch.optim.SGD, lr=0.05, momentum=0.9)}
-    client = METHODS[method](**settings)
+@dataclass(frozen=True)
+class Cell:
+    """Names a run by its keys in the tables above. No attack is an empty string."""
+
+    method: str
+    codec: str
+    rule: str
+    attack: str
+    seed: int
+
+
+def run(cell: Cell) -> dict[str, Any]:
+    """Run a federation, and return its line."""
+    client = digits_client(METHODS[cell.method])
+    if cell.attack:
+        client = sign_flip(client, attackers=ATTACKERS)
     loop = FederatedLoop(
-        sign_flip(client, attackers=[2, 7]) if attack else client,
-        RULES[rule](),
-        codec=CODECS[codec](),
+        client,
+        RULES[cell.rule](),
+        codec=CODECS[cell.codec](),
         local_epochs=2,
-        seed=seed,
-        transforms=[NormClip(1.0)] if "NormClip" in rule else None,
+        seed=cell.seed,
+        transforms=[NormClip(1.0)] if "NormClip" in cell.rule else None,
     )
-    trainer = pl.Trainer(
-        max_epochs=ROUNDS,
-        check_val_every_n_epoch=ROUNDS,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    data = FederatedDataModule(Digits(), partition=DirichletPartition(alpha=0.3), seed=seed)
-    trainer.fit(loop, datamodule=data)
-    row = {name.removeprefix("unprotected/"): value for name, value in loop.round_metrics.items()}
-    values = row["global/acc"], int(row["comm/bytes_up"]), int(row["comm/bytes_down"])
-    return dict(zip(COLUMNS, (method, codec, rule, attack, seed, *values), strict=True))
+    data = FederatedDataModule(Digits(), partition=DirichletPartition(alpha=0.3), seed=cell.seed)
+    quiet_trainer(ROUNDS, check_val_every_n_epoch=ROUNDS).fit(loop, datamodule=data)
+    metrics = {name.removeprefix("unprotected/"): value for name, value in loop.round_metrics.items()}
+    return {
+        **asdict(cell),
+        "accuracy": metrics["global/acc"],
+        "bytes_up": int(metrics["comm/bytes_up"]),
+        "bytes_down": int(metrics["comm/bytes_down"]),
+    }
 
 
-def cells() -> list[tuple[str, str, str, str, int]]:
+def cells() -> list[Cell]:
     """List all runs, a seed after the other."""
-    plain = [(method, codec, "mean", "") for method in METHODS for codec in CODECS]
-    attacked = [
-        ("FedAvg", codec, rule, "sign flip × 10")
-        for rule in RULES
-        for codec in UNDER_ATTACK
-        if not (rule == "median" and "TopK" in codec)
-    ]
-    return [(*cell, seed) for seed in SEEDS for cell in (*plain, *attacked)]
+    found = []
+    for seed in SEEDS:
+        for method, codec in product(METHODS, CODECS):
+            found.append(Cell(method=method, codec=codec, rule="mean", attack="", seed=seed))
+        for rule, codec in product(RULES, UNDER_ATTACK):
+            if rule == "median" and "TopK" in codec:
+                continue
+            found.append(Cell(method="FedAvg", codec=codec, rule=rule, attack=ATTACK, seed=seed))
+    return found
 
 
-def recorded() -> dict[tuple[Any, ...], dict[str, str]]:
-    """Read the lines that are there."""
-    if not FILE.exists():
-        return {}
-    with FILE.open(encoding="utf-8", newline="") as file:
-        return {(*(row[name] for name in COLUMNS[:4]), int(row["seed"])): row for row in csv.DictReader(file)}
+def recorded() -> dict[Cell, dict[str, str]]:
+    """Read the lines of the runs that were made."""
+    lines = {}
+    for row in csv_rows(FILE):
+        cell = Cell(
+            method=row["method"],
+            codec=row["codec"],
+            rule=row["rule"],
+            attack=row["attack"],
+            seed=int(row["seed"]),
+        )
+        lines[cell] = row
+    return lines
 
 
 def measure() -> None:
-    """Run what is not there."""
+    """Make the runs that have no line."""
     done = recorded()
     with FILE.open("a", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
@@ -137,53 +155,67 @@ def measure() -> None:
             writer.writeheader()
         for cell in cells():
             if cell not in done:
-                writer.writerow(run(*cell))
+                writer.writerow(run(cell))
                 file.flush()
 
 
 def accuracies(lines: Sequence[dict[str, str]]) -> list[float]:
-    """Give the accuracies in %, by seed."""
+    """Return the accuracies in %, by seed."""
     return [100 * float(line["accuracy"]) for line in lines]
 
 
 def tables() -> None:
     """Print both tables."""
+    print_codecs()
+    print()
+    print_rules()
+
+
+def lines_of(method: str, codec: str, rule: str = "mean", attack: str = "") -> list[dict[str, str]]:
+    """Return the lines of all seeds that were run."""
     lines = recorded()
+    found = [Cell(method=method, codec=codec, rule=rule, attack=attack, seed=seed) for seed in SEEDS]
+    return [lines[cell] for cell in found if cell in lines]
 
-    def of(method: str, codec: str, rule: str = "mean", attack: str = "") -> list[dict[str, str]]:
-        return [
-            lines[method, codec, rule, attack, seed] for seed in SEEDS if (method, codec, rule, attack, seed) in lines
-        ]
 
-    def shown(found: list[float]) -> str:
-        return f"{mean(found):.1f} ± {stdev(found):.1f}" if len(found) > 1 else "–"
-
-    print("| codec | bytes up a round | times fewer |", *(f"{m} | − dense |" for m in METHODS))
+def print_codecs() -> None:
+    """Print the table of the codecs."""
+    print("| codec | bytes up a round | times fewer |", *(f"{method} | − dense |" for method in METHODS))
     print("|---|---|---|" + "---|---|" * len(METHODS))
+    bytes_dense = int(lines_of("FedAvg", "dense")[0]["bytes_up"])
     for codec in CODECS:
-        up = [int(of("FedAvg", name)[0]["bytes_up"]) for name in ("dense", codec)]
-        parts = [codec, f"{up[1]:,}", f"{up[0] / up[1]:.1f}"]
+        bytes_up = int(lines_of("FedAvg", codec)[0]["bytes_up"])
+        parts = [codec, f"{bytes_up:,}", f"{bytes_dense / bytes_up:.1f}"]
         for method in METHODS:
-            ours = accuracies(of(method, codec))
-            dense = accuracies(of(method, "dense"))
-            change = "" if codec == "dense" else difference(ours, dense)
-            parts += [shown(ours), change]
+            of_codec = accuracies(lines_of(method, codec))
+            change = ""
+            if codec != "dense":
+                change = difference(of_codec, accuracies(lines_of(method, "dense")))
+            parts += [mean_and_spread(of_codec), change]
         print("|", " | ".join(parts), "|")
-    print("\n| rule |", " | ".join(UNDER_ATTACK), "|\n|---|" + "---|" * len(UNDER_ATTACK))
+
+
+def print_rules() -> None:
+    """Print the table of the rules under attack."""
+    print("| rule |", " | ".join(UNDER_ATTACK), "|\n|---|" + "---|" * len(UNDER_ATTACK))
     for rule in RULES:
-        found = [accuracies(of("FedAvg", codec, rule, "sign flip × 10")) for codec in UNDER_ATTACK]
-        print(f"| {rule} |", " | ".join(map(shown, found)), "|")
+        found = [accuracies(lines_of("FedAvg", codec, rule=rule, attack=ATTACK)) for codec in UNDER_ATTACK]
+        print(f"| {rule} |", " | ".join(mean_and_spread(of_codec) for of_codec in found), "|")
+
+
+def mean_and_spread(values: Sequence[float]) -> str:
+    """Write a mean and a standard deviation, or a dash for fewer than two values."""
+    return f"{mean(values):.1f} ± {stdev(values):.1f}" if len(values) > 1 else "–"
 
 
 def difference(ours: Sequence[float], others: Sequence[float]) -> str:
     """Write a mean difference, paired by seed, with Student's 95 % interval."""
-    low, high = paired_difference(ours, others)[1:]
+    _, low, high = paired_difference(ours, others)
     return f"{mean(ours) - mean(others):+.1f} [{low:+.1f}, {high:+.1f}]".replace("-", "−")
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
-    measure()
+    with silent():
+        measure()
     tables()

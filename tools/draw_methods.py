@@ -25,6 +25,7 @@ from fl_lightning.cli.main import FederatedCLI
 from fl_lightning.cli.methods import records
 from fl_lightning.members.faults import NonFiniteUpdateError
 from fl_lightning.monitors import CostMonitor
+from fl_lightning.papers.stored import csv_rows
 from fl_lightning.reports.figures import draw_curves, new_figure
 from fl_lightning.reports.saved import SavedRun, find_runs, read_run
 from fl_lightning.utils.text import folded
@@ -37,28 +38,32 @@ COLUMNS = ("method", "beside", "steps")
 """A method, what the rest of its experiment is without it, and the ratio of their local steps in a round."""
 
 PARTS = ("aggregator", "server_module", "server_optimizer", "transforms", "personal")
-"""Arguments of the loop that are a method, or its other side."""
+"""Arguments of the loop that belong to a method."""
 
 KEYS = {
     "global/acc": "global model",
     "local/alma": "clients' own models (ALMA)",
     "local/tuned/alma": "clients' models after fine-tuning",
 }
-"""Accuracies that are drawn, and what has them."""
+"""The models that have the accuracies that are drawn, by key."""
 
 STEPS_KEY = "cost/steps"
 SIZE = (4.2, 2.6)
+"""Width and height of a panel in inches."""
+
 DPI = 110
 PALETTE = 64
-"""Of a panel in inches, pixels per inch, colours."""
+"""Number of colors of a picture."""
 
 
 def files() -> dict[str, str]:
     """Return the stem of each method's file by its name in the table of methods."""
-    files = [path for part in ("method", "experiment") for path in HOME.glob(f"{part}/*.yaml")]
-    stems = [path.stem.removeprefix("digits_") for path in files]
-    plain = {folded(stem): stem for stem in stems}
-    return {r["method"]: plain[folded(r["method"])] for r in records() if folded(r["method"]) in plain}
+    stems = dict[str, str]()
+    for path in [*HOME.glob("method/*.yaml"), *HOME.glob("experiment/*.yaml")]:
+        stem = path.stem.removeprefix("digits_")
+        stems[folded(stem)] = stem
+    names = [record["method"] for record in records()]
+    return {name: stems[folded(name)] for name in names if folded(name) in stems}
 
 
 def config_of(stem: str) -> Settings:
@@ -70,16 +75,19 @@ def config_of(stem: str) -> Settings:
 
 
 def over(below: Settings, above: Settings) -> Settings:
-    """Lay settings over others."""
-    nested = {n: over(below[n], v) for n, v in above.items() if isinstance(v, dict) and isinstance(below.get(n), dict)}
-    return below | above | nested
+    """Lay settings over others, also within nested settings."""
+    merged = below | above
+    for name, value in above.items():
+        if isinstance(value, dict) and isinstance(below.get(name), dict):
+            merged[name] = over(below[name], value)
+    return merged
 
 
 def without(config: Settings) -> tuple[str, Settings]:
     """Take the method out of a configuration.
 
     Returns:
-        what is left: FedAvg, or Local where clients have nets of their own; the configuration.
+        The method that is left, FedAvg or, for clients with nets of their own, Local. The configuration.
     """
     model = {name: value for name, value in config["model"].items() if name not in PARTS}
     model["client"], name = plain_client(model["client"])
@@ -100,9 +108,9 @@ def plain_client(client: Settings) -> tuple[Settings, str]:
 
 @cache
 def run(config: str) -> SavedRun:
-    """Run a YAML in a folder that is removed.
+    """Run a YAML in a folder that is removed, and return the run.
 
-    A run that diverges, as FedAvg among attackers may, is what it was until then.
+    FedAvg among attackers may diverge. Such a run has its rounds until then.
     """
     with tempfile.TemporaryDirectory() as folder, chdir(folder):
         Path("run.yaml").write_text(config, encoding="utf-8")
@@ -114,14 +122,19 @@ def run(config: str) -> SavedRun:
 
 
 def draw(runs: Mapping[str, SavedRun]) -> Figure:
-    """Draw the accuracies that the first of the runs has, those of all in one panel."""
+    """Draw a panel for each accuracy that the first run has, with the curves of all runs."""
     first = next(iter(runs.values()))
     keys = [key for key in KEYS if len(first.history.curve(key)) > 1]
-    figure = new_figure(SIZE[0] * len(keys), SIZE[1])
-    for axes, key in zip(figure.subplots(1, len(keys), squeeze=False)[0], keys, strict=True):
+    width, height = SIZE
+    figure = new_figure(width * len(keys), height)
+    panels = figure.subplots(1, len(keys), squeeze=False)[0]
+    for axes, key in zip(panels, keys, strict=True):
         curves = {name: run.history.curve(key) for name, run in runs.items()}
         rounds = sorted(set().union(*curves.values()))
-        draw_curves(axes, rounds, {n: [c.get(r, float("nan")) for r in rounds] for n, c in curves.items()}, 100.0)
+        values = {}
+        for name, curve in curves.items():
+            values[name] = [curve.get(round_idx, float("nan")) for round_idx in rounds]
+        draw_curves(axes, rounds, values, scale=100.0)
         axes.set(title=KEYS[key], ylabel="accuracy (%)", ylim=(0, 100))
         axes.title.set_fontsize("medium")
         axes.legend(framealpha=0.8, edgecolor="none")
@@ -132,37 +145,35 @@ def write_picture(figure: Figure, path: Path) -> None:
     """Write a figure with few colours."""
     buffer = BytesIO()
     figure.savefig(buffer, format="png", dpi=DPI)
+    picture = Image.open(buffer).convert("RGB").quantize(PALETTE, dither=Image.Dither.NONE)
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.open(buffer).convert("RGB").quantize(PALETTE, dither=Image.Dither.NONE).save(path, optimize=True)
+    picture.save(path, optimize=True)
 
 
 def drawn(name: str, stem: str) -> dict[str, str]:
     """Run one method, count its steps, and draw it."""
     config = config_of(stem)
     beside, plain = without(config)
-    runs = {named: run(yaml.safe_dump(settings)) for named, settings in ((name, config), (beside, plain))}
-    ours, theirs = (steps_of(runs[named]) for named in (name, beside))
-    ratio = median(ours[k] / theirs[k] for k in ours if k in theirs)  # cohorts are the same
-    write_picture(draw(runs), PICTURES / f"{stem}.png")
-    return dict(zip(COLUMNS, (name, beside, f"{ratio:.2f}"), strict=True))
-
-
-def steps_of(run: SavedRun) -> Mapping[int, float]:
-    """Return the local steps of each round; a private run has them under another key."""
-    return run.history.curve(STEPS_KEY)
+    run_of_method = run(yaml.safe_dump(config))
+    plain_run = run(yaml.safe_dump(plain))
+    steps = run_of_method.history.curve(STEPS_KEY)
+    plain_steps = plain_run.history.curve(STEPS_KEY)
+    # Both runs have the same cohort in a round.
+    ratio = median(steps[round_idx] / plain_steps[round_idx] for round_idx in steps if round_idx in plain_steps)
+    write_picture(draw({name: run_of_method, beside: plain_run}), PICTURES / f"{stem}.png")
+    return {"method": name, "beside": beside, "steps": f"{ratio:.2f}"}
 
 
 def counted() -> dict[str, dict[str, str]]:
-    """Read what was counted by the method's name."""
-    with STEPS.open(encoding="utf-8", newline="") as file:
-        return {row["method"]: row for row in csv.DictReader(file)}
+    """Read the lines of docs/steps.csv by the method's name. There are none if there is no file."""
+    return {row["method"]: row for row in csv_rows(STEPS)}
 
 
 def main(names: Sequence[str]) -> None:
-    """Run these methods, none named: all, and write each as soon as it has run."""
+    """Run methods, and write each as soon as it has run. Without names it runs all."""
     torch.set_num_threads(1)
     known = files()
-    rows = counted() if STEPS.is_file() else {}
+    rows = counted()
     for name in names or known:
         rows[name] = drawn(name, known[name])
         with STEPS.open("w", encoding="utf-8", newline="") as file:

@@ -1,4 +1,4 @@
-"""An extension of griffe: doctests of docstrings are shown as code, wherever they stand."""
+"""Extends griffe: the site shows doctests of docstrings as code, wherever they stand."""
 
 import re
 from typing import Any

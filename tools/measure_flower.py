@@ -1,8 +1,9 @@
-"""Measure what a federation on Flower costs beside the simulation: `python tools/measure_flower.py`, some minutes.
+"""Measures the costs of a federation on Flower beside the simulation: `python tools/measure_flower.py`, some minutes.
 
-CPU seconds of an exchange over a grid in this process, so serialisation only, and bytes on the wire beside the
-recorder's; with `--superlink` the clock of a round and the CPU seconds of a message, with two SuperNodes here; with
-`--imports` the CPU seconds of an app's start.
+- Without options: the CPU seconds of an exchange over a grid in this process, which only serializes, and the bytes on
+  the wire beside the recorder's.
+- `--superlink`: the seconds of a round and the CPU seconds of a message, with two SuperNodes on this machine.
+- `--imports`: the CPU seconds of an app's start.
 """
 
 import csv
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -29,6 +30,7 @@ from fl_lightning.nets import Perceptron
 from tests.flower.deployed import EXAMPLE, Deployment
 from tests.flower.grid import federate
 from tests.toys import fit
+from tools.measure_tasks import cpu_seconds_of_children
 
 CLIENTS = 5
 ROUNDS = 10
@@ -51,13 +53,21 @@ def data() -> FederatedDataModule:
 
 
 def per_exchange(run: Callable[[int], Any]) -> tuple[float, Any]:
-    """CPU seconds of an exchange: of a run of many rounds less one of one round."""
-    seconds = []
-    for rounds in (1, 1 + ROUNDS):
-        begun = time.process_time()
-        made = run(rounds)
-        seconds.append(time.process_time() - begun)
-    return (seconds[1] - seconds[0]) / (ROUNDS * CLIENTS), made
+    """Measure an exchange by a run of many rounds less a run of one round.
+
+    Returns:
+        The CPU seconds of an exchange, and the result of the longer run.
+    """
+    short, _ = timed(run, 1)
+    long, result = timed(run, 1 + ROUNDS)
+    return (long - short) / (ROUNDS * CLIENTS), result
+
+
+def timed(run: Callable[[int], Any], rounds: int) -> tuple[float, Any]:
+    """Return the CPU seconds of a run, and its result."""
+    begun = time.process_time()
+    result = run(rounds)
+    return time.process_time() - begun, result
 
 
 def over_the_grid(hidden: list[int], rounds: int) -> Any:
@@ -66,59 +76,93 @@ def over_the_grid(hidden: list[int], rounds: int) -> Any:
         return federate(partial(loop_of, hidden), data, Path(folder), rounds=rounds)
 
 
+def simulated(hidden: list[int], rounds: int) -> Any:
+    """Run the same federation in the simulation."""
+    return fit(None, rounds, data(), loop=loop_of(hidden))
+
+
 def grid() -> None:
     """Print the rows of the table."""
     print("| parameters | CPU per exchange, simulation | over the grid | ratio | bytes on the wire | recorder's |")
     for name, hidden in HIDDEN.items():
         pairs = []
-        for _ in range(3):  # by turns: the machine has other work
-            plain, loop = per_exchange(lambda rounds, hidden=hidden: fit(None, rounds, data(), loop=loop_of(hidden)))
-            remote, made = per_exchange(partial(over_the_grid, hidden))
+        # They run by turns, because the machine has other work.
+        for _ in range(3):
+            plain, loop = per_exchange(partial(simulated, hidden))
+            remote, federated = per_exchange(partial(over_the_grid, hidden))
             pairs.append((remote / plain, plain, remote))
         ratio, plain, remote = sorted(pairs)[1]
-        records = [message.content.array_records["fl_lightning"] for message in made[1].log]
-        moved = sum(len(part.data) for record in records if "weights" in record for part in record.values())
+        _, grid_of_run = federated
         recorded = (loop.round_metrics["comm/bytes_down"] + loop.round_metrics["comm/bytes_up"]) * (1 + ROUNDS)
-        print(f"| {name} | {plain * 1e3:.1f} ms | {remote * 1e3:.1f} ms | {ratio:.2f} | {moved / recorded:.3f} × | 1 |")
+        wire = bytes_of_weights(grid_of_run.log) / recorded
+        print(f"| {name} | {plain * 1e3:.1f} ms | {remote * 1e3:.1f} ms | {ratio:.2f} | {wire:.3f} × | 1 |")
+
+
+def bytes_of_weights(messages: Iterable[Any]) -> int:
+    """Add up the bytes of the arrays in all messages with weights."""
+    size = 0
+    for message in messages:
+        record = message.content.array_records["fl_lightning"]
+        if "weights" in record:
+            size += sum(len(part.data) for part in record.values())
+    return size
 
 
 def superlink() -> None:
-    """Print the clock of a round of the example, and the CPU seconds of a message beside an app of Flower and torch."""
+    """Print the seconds of a round of the example, and the CPU seconds of a message beside plain Flower and torch."""
     with tempfile.TemporaryDirectory() as name, Deployment(Path(name)) as link:
-        folder = link.folder
-        config = EXAMPLE / "federation.yaml"
-        command = [sys.executable, "-m", "fl_lightning", "split", "-c", config, "--output", folder / "parties"]
-        subprocess.run(list(map(str, command)), env=link.environment, cwd=folder, check=True)
-        for i in range(2):
-            link.register(f"node_{i}")
-            link.start_node(f"node_{i}", folder / f"parties/client_{i}/data.yaml")
-        root = folder / "runs"
-        lengths = f"--trainer.max_epochs {ROUNDS_OVER_LINK} --model.evaluate_clients_every 100"
-        arguments = f"{lengths} --trainer.default_root_dir {root}"
-        settings = {"arguments": arguments, "server_data": folder / "parties/server/data.yaml"}
-        run = link.start("run", "flwr", *link.command(**settings))
-        times = []
-        while run.poll() is None:
-            files = list(root.rglob("metrics.csv"))
-            if files and len(list(csv.DictReader(files[0].open()))) > len(times):
-                times.append(time.monotonic())
-            time.sleep(0.05)
-        rounds = sorted(after - before for before, after in pairwise(times))
-        print(f"{rounds[len(rounds) // 2]:.1f} s a round of one exchange with two nodes")
+        start_nodes(link)
+        print(f"{seconds_of_round(link):.1f} s a round of one exchange with two nodes")
         # One message more asks each node who it is.
-        ours = spent_by_apps(link) / (2 * (ROUNDS_OVER_LINK + 1))
-        print(f"{ours:.1f} CPU s of a client app's process for a message")
-        for with_torchvision in (False, True):
-            before = spent_by_apps(link)
-            words = [
-                "--run-config",
-                f"rounds={ROUNDS_OVER_LINK}",
-                "--run-config",
-                f"torchvision={str(with_torchvision).lower()}",
-            ]
-            link.flwr("run", PLAIN, "here", "--stream", *words, timeout=600)
-            spent = (spent_by_apps(link) - before) / (2 * ROUNDS_OVER_LINK)
-            print(f"{spent:.1f} CPU s of an app of Flower and torch{' with torchvision' * with_torchvision}")
+        messages = 2 * (ROUNDS_OVER_LINK + 1)
+        print(f"{spent_by_apps(link) / messages:.1f} CPU s of a client app's process for a message")
+        plain = spent_by_plain_apps(link, torchvision="false")
+        print(f"{plain:.1f} CPU s of an app of Flower and torch")
+        with_torchvision = spent_by_plain_apps(link, torchvision="true")
+        print(f"{with_torchvision:.1f} CPU s of an app of Flower and torch with torchvision")
+
+
+def start_nodes(link: Deployment) -> None:
+    """Split the samples of the example, and start its two nodes."""
+    parties = link.folder / "parties"
+    command = [sys.executable, "-m", "fl_lightning", "split", "-c", EXAMPLE / "federation.yaml", "--output", parties]
+    subprocess.run([str(word) for word in command], env=link.environment, cwd=link.folder, check=True)
+    for i in range(2):
+        link.register(f"node_{i}")
+        link.start_node(f"node_{i}", parties / f"client_{i}" / "data.yaml")
+
+
+def seconds_of_round(link: Deployment) -> float:
+    """Run the example, and return the median of the seconds between the ends of its rounds."""
+    root = link.folder / "runs"
+    arguments = [
+        f"--trainer.max_epochs {ROUNDS_OVER_LINK}",
+        "--model.evaluate_clients_every 100",
+        f"--trainer.default_root_dir {root}",
+    ]
+    server_data = link.folder / "parties/server/data.yaml"
+    run = link.start("run", "flwr", link.command(arguments=" ".join(arguments), server_data=server_data))
+    times = []
+    while run.poll() is None:
+        files = list(root.rglob("metrics.csv"))
+        if files and len(list(csv.DictReader(files[0].open()))) > len(times):
+            times.append(time.monotonic())
+        time.sleep(0.05)
+    rounds = sorted(after - before for before, after in pairwise(times))
+    return rounds[len(rounds) // 2]
+
+
+def spent_by_plain_apps(link: Deployment, torchvision: str) -> float:
+    """Return the CPU seconds of a message by the same work without this package.
+
+    Args:
+        link: The deployment.
+        torchvision: Whether the app imports torchvision, `true` or `false`.
+    """
+    before = spent_by_apps(link)
+    settings = ["--run-config", f"rounds={ROUNDS_OVER_LINK}", "--run-config", f"torchvision={torchvision}"]
+    link.flwr(["run", PLAIN, "here", "--stream", *settings], timeout=600)
+    return (spent_by_apps(link) - before) / (2 * ROUNDS_OVER_LINK)
 
 
 def spent_by_apps(link: Deployment) -> float:
@@ -126,7 +170,8 @@ def spent_by_apps(link: Deployment) -> float:
     seconds = 0.0
     for i in range(2):
         node = psutil.Process(link.processes[f"node_{i}"].pid)
-        for process in node.children(recursive=True):  # they reap the client apps
+        # The node's children reap the client apps.
+        for process in node.children(recursive=True):
             times = process.cpu_times()
             seconds += times.children_user + times.children_system
     return seconds
@@ -141,7 +186,7 @@ optimizer.zero_grad()
 layer(torch.zeros(2, 64)).sum().backward()
 optimizer.step()
 """
-"""What an app does after its imports, up to its first step."""
+"""The work of an app after its imports, up to its first step."""
 
 
 def imports() -> None:
@@ -150,13 +195,12 @@ def imports() -> None:
     seconds: dict[str, list[float]] = {name: [] for name in apps}
     for _ in range(3):
         for name, line in apps.items():
-            before = os.times()
+            before = cpu_seconds_of_children()
             subprocess.run([sys.executable, "-c", f"{line}\n{STEP}"], check=True)
-            after = os.times()
-            user = after.children_user - before.children_user
-            seconds[name].append(user + after.children_system - before.children_system)
+            seconds[name].append(cpu_seconds_of_children() - before)
     for name, found in seconds.items():
-        print(f"{sorted(found)[1]:.1f} CPU s of {name}: imports and a first step, median of 3 by turns")
+        median = sorted(found)[1]
+        print(f"{median:.1f} CPU s of {name}: imports and a first step, median of 3 by turns")
 
 
 if __name__ == "__main__":

@@ -29,21 +29,22 @@ from tools.measurement_runs import (
     ToyNet,
     measurement_run,
     num_floats,
-    silent,
 )
+from tools.quiet import silent
 
 PACKAGE = Path(fl_lightning.__file__).parent
 SERVER_SGD = partial(SGD, lr=1.0)
 FLOATS = num_floats(ToyNet(CLASSES, (INPUTS,)).state_dict())
-"""Of the model."""
+"""Number of floats of the model."""
+
 CONFIGURED = {
     "FedPer": ("Arivazhagan et al. 2019, arXiv:1912.00818", ("net.head.*",)),
     "LG-FedAvg": ("Liang et al. 2020, arXiv:2001.01523", ("*", "!net.head.*")),
 }
-"""Methods that are a file in `configs/method` only: their source, and `model.personal`."""
+"""Source and `model.personal` of the methods that are only a file in `configs/method`."""
 
 PRINTED = {"PFedMe": "pFedMe"}
-"""Names of papers that are no names of classes."""
+"""Names of methods that differ from the names of their classes, by these."""
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "DPFedAvg": {"noise_multiplier": 0.3, "delta": 0.01},
@@ -59,14 +60,14 @@ MODULE_SETTINGS: dict[str, dict[str, Any]] = {"FedBABU": {"head": "module.net.he
 
 @dataclass(frozen=True)
 class Entry:
-    """A method, and the federation in which it is tried.
+    """Holds a method, and the federation in which it is measured.
 
     Args:
-        name: as the tables have it.
-        kind: the part of the federation that it is.
-        source: its paper.
-        file: in the repository.
-        stackable: whether several of its clients can be trained at once; None: that is up to the client.
+        name: Name in the tables.
+        kind: The part of the federation that the method is.
+        source: Its paper.
+        file: Its file in the repository.
+        stackable: Whether several of its clients can be trained at once. None means that this is up to the client.
         federation: FedAvg with this method.
     """
 
@@ -83,22 +84,39 @@ class Entry:
 
 def entries() -> list[Entry]:
     """List all methods: clients, FedAvg first, then the parts that go with any client."""
-    listed = [entry_of(name, kind) for home in (methods, aggregation) for name, kind in classes_in(home)]
+    listed = []
+    for home in (methods, aggregation):
+        listed += [entry_of(name, kind) for name, kind in classes_in(home)]
     for name, (source, personal) in CONFIGURED.items():
-        file = f"configs/method/{name.lower().replace('-', '_')}.yaml"
-        listed.append(Entry(name, "personal entries", source, file, None, Federation(personal=personal)))
+        entry = Entry(
+            name=name,
+            kind="personal entries",
+            source=source,
+            file=f"configs/method/{name.lower().replace('-', '_')}.yaml",
+            stackable=None,
+            federation=Federation(personal=personal),
+        )
+        listed.append(entry)
     kinds = list(dict.fromkeys(["client", "personal entries", *(entry.kind for entry in listed)]))
-    return sorted(listed, key=lambda e: (kinds.index(e.kind), e.name != "FedAvg", e.name.lower()))
+
+    def place(entry: Entry) -> tuple[int, bool, str]:
+        return kinds.index(entry.kind), entry.name != "FedAvg", entry.name.lower()
+
+    return sorted(listed, key=place)
 
 
 def classes_in(home: Any) -> list[tuple[str, type]]:
-    """List the classes of a package that are a method: those whose docstring, or whose file's, names its source.
+    """List the classes of a package that are a method: their docstring or that of their file names the source.
 
     Codecs have a table of their own, in docs/compression.md. A pacing needs devices, and nothing is measured with them.
     """
-    public = {name: kind for name, kind in vars(home).items() if isinstance(kind, type)}
-    public = {name: kind for name, kind in public.items() if not issubclass(kind, Codec | Pacing)}
-    return [(name, kind) for name, kind in public.items() if home is methods or "Source:" in (kind.__doc__ or "")]
+    found = []
+    for name, kind in vars(home).items():
+        if not isinstance(kind, type) or issubclass(kind, Codec | Pacing):
+            continue
+        if home is methods or "Source:" in (kind.__doc__ or ""):
+            found.append((name, kind))
+    return found
 
 
 def entry_of(name: str, kind: type) -> Entry:
@@ -126,7 +144,14 @@ def entry_of(name: str, kind: type) -> Entry:
         part = "server optimizer"
         federation = Federation(server_optimizer=made)
     source = source_in(kind.__doc__) or source_in(inspect.getmodule(kind).__doc__)
-    return Entry(name_of(name), part, source, file.relative_to(PACKAGE.parent).as_posix(), stackable, federation)
+    return Entry(
+        name=name_of(name),
+        kind=part,
+        source=source,
+        file=file.relative_to(PACKAGE.parent).as_posix(),
+        stackable=stackable,
+        federation=federation,
+    )
 
 
 def name_of(class_name: str) -> str:
@@ -140,7 +165,7 @@ def name_of(class_name: str) -> str:
 
 
 def source_in(text: str | None) -> str:
-    """Find the sentence after `Source:` in a docstring; empty where there is none.
+    """Find the sentence after `Source:` in a docstring. It is empty if there is none.
 
     >>> source_in("Title. Source: Li et al., ICLR 2021, arXiv:2102.07623, Alg. 1. Server: FedAvg.")
     'Li et al., ICLR 2021, arXiv:2102.07623, Alg. 1'
@@ -150,7 +175,7 @@ def source_in(text: str | None) -> str:
 
 
 def papers(source: str) -> list[tuple[str, str]]:
-    """Take the papers out of a source: what to call them, and their addresses.
+    """Return the names and the addresses of the papers of a source.
 
     >>> papers("Li et al., ICLR 2021, arXiv:2102.07623, Alg. 1; and its code")
     [('Li et al., ICLR 2021', 'https://arxiv.org/abs/2102.07623')]
@@ -165,37 +190,45 @@ def papers(source: str) -> list[tuple[str, str]]:
 
 
 def records() -> list[Record]:
-    """Measure all methods: the columns of each by name."""
+    """Measure all methods, and return the columns of each by name."""
     measurable = entries()
     rules = {entry.name: entry.federation.rule for entry in measurable if entry.kind == "rule"}
     optimizers: dict[str, Any] = {"SGD": SERVER_SGD}
-    steps = [entry for entry in measurable if entry.kind == "server optimizer"]
-    optimizers |= {entry.name: entry.federation.server_optimizer for entry in steps}
+    for entry in measurable:
+        if entry.kind == "server optimizer":
+            optimizers[entry.name] = entry.federation.server_optimizer
     with silent():
         size = measurement_run(Federation()).down
-        return [measured(entry, size, rules, optimizers) for entry in measurable]
+        return [measured(entry, size=size, rules=rules, optimizers=optimizers) for entry in measurable]
 
 
-def measured(entry: Entry, size: float, rules: Mapping[str, Any], optimizers: Mapping[str, Any]) -> Record:
-    """Measure one method; its numbers are relative to the model's: bytes of messages, floats of states.
+def measured(entry: Entry, *, size: float, rules: Mapping[str, Any], optimizers: Mapping[str, Any]) -> Record:
+    """Measure one method. Its numbers are relative to the model's: bytes of messages, floats of states.
 
     Args:
-        entry: of the method.
-        size: bytes of the model.
-        rules: factories of the rules by name.
-        optimizers: factories of the server optimizers by name.
+        entry: The method.
+        size: Bytes of the model.
+        rules: Factories of the rules by name.
+        optimizers: Factories of the server optimizers by name.
 
     Raises:
-        RuntimeError: if the method by itself is refused.
+        RuntimeError: The method by itself is refused.
     """
     federation = entry.federation
     outcome = measurement_run(federation)
     if outcome.refused:
         raise RuntimeError(f"{entry.name} must run with the other parts of FedAvg, but: {outcome.refused}")
-    with_rules = {} if federation.rule else {name: replace(federation, rule=rule) for name, rule in rules.items()}
-    others = {} if federation.server_optimizer else optimizers
-    with_optimizers = {name: replace(federation, server_optimizer=made) for name, made in others.items()}
-    refused = {name: measurement_run(other, rounds=1).refused for name, other in (with_rules | with_optimizers).items()}
+    refused = dict[str, str | None]()
+    rules_taken = None
+    if federation.rule is None:
+        for name, rule in rules.items():
+            refused[name] = measurement_run(replace(federation, rule=rule), rounds=1).refused
+        rules_taken = [name for name in rules if not refused[name]]
+    optimizers_taken = None
+    if federation.server_optimizer is None:
+        for name, optimizer in optimizers.items():
+            refused[name] = measurement_run(replace(federation, server_optimizer=optimizer), rounds=1).refused
+        optimizers_taken = [name for name in optimizers if not refused[name]]
     refused["module"] = measurement_run(federation, around_module=True, rounds=1).refused
     return {
         "method": entry.name,
@@ -212,14 +245,14 @@ def measured(entry: Entry, size: float, rules: Mapping[str, Any], optimizers: Ma
         "data": outcome.data,
         "stackable": entry.stackable,
         "module": not refused["module"],
-        "rules": None if federation.rule else [name for name in with_rules if not refused[name]],
-        "server_optimizers": None if federation.server_optimizer else [n for n in with_optimizers if not refused[n]],
+        "rules": rules_taken,
+        "server_optimizers": optimizers_taken,
         "refused": {name: sentence for name, sentence in refused.items() if sentence},
     }
 
 
 def declared(entry: Entry) -> Record:
-    """List what the clients of a method send and read of their training data, None where that is up to the client.
+    """List what the clients of a method send and read of their training data. None means that it is up to the client.
 
     A server module that asks clients for more is shown around FedAvg.
     """

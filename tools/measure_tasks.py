@@ -1,4 +1,4 @@
-"""`python -m tools.measure_tasks`: docs/tasks.md, what a newcomer does in a fresh clone with an empty home folder."""
+"""Writes docs/tasks.md, the tasks of a newcomer in a fresh clone and an empty home: `python -m tools.measure_tasks`."""
 
 import os
 import platform
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 LONGEST = 110
-"""Characters of what is printed that the table shows."""
+"""The most characters of a printed line that the table shows."""
 
 HEAD = """# Tasks
 
@@ -51,13 +51,13 @@ print(f"accuracy {trainer.callback_metrics['global/acc']:.3f}")
 
 
 class Task(NamedTuple):
-    """What somebody wants, and how it is done.
+    """Holds a wish of the newcomer and the commands that fulfil it.
 
     Attributes:
-        wish: of the newcomer.
-        commands: lines of a shell.
-        file: Python to be written first, by name.
-        shown: beginning of the line to show of a list or a help text.
+        wish: The wish.
+        commands: Lines of a shell.
+        file: Name and text of a Python file that is written first, or None.
+        shown: Beginning of the line that is shown of a list or a help text. It is empty for other commands.
     """
 
     wish: str
@@ -108,42 +108,77 @@ TASKS = [
     ),
     Task("Make a page of a run", ["fl-lightning report runs/digits_fedntd"]),
     Task(
-        "Federate a LightningModule", [f"fl-lightning fit --model.client my_task.Mine {SHORT}"], ("my_task.py", MODULE)
+        "Federate a LightningModule",
+        [f"fl-lightning fit --model.client my_task.Mine {SHORT}"],
+        file=("my_task.py", MODULE),
     ),
     Task("Write a method", ["fl-lightning new method FedLS", f"fl-lightning fit -c fedls.yaml {SHORT}"]),
-    Task("Do it in Python", ["python mine.py"], ("mine.py", PYTHON)),
+    Task("Do it in Python", ["python mine.py"], file=("mine.py", PYTHON)),
 ]
+
+
+SHELL = f'python() {{ "{sys.executable}" "$@"; }}\nfl-lightning() {{ python -m fl_lightning "$@"; }}\n'
+"""Functions of the shell that run this Python."""
 
 
 def run(command: str, folder: Path, clone: Path, shown: str = "") -> str:
     """Run a line of a shell with the clone's package.
 
+    Args:
+        command: The line.
+        folder: Working folder, beside the home folder.
+        clone: Folder of the clone.
+        shown: Beginning of the line to return, or empty.
+
     Returns:
-        What it printed: the line that begins with `shown`, after the number of lines; else that of the accuracy, or
-        the last one.
+        With `shown` the number of printed lines, and the one that begins so. Otherwise the line with the accuracy, or
+        the last line.
 
     Raises:
-        SystemExit: it failed, or no line begins as `shown`, where that is given.
+        SystemExit: The command failed, or no line begins as `shown`.
     """
-    python = f'python() {{ "{sys.executable}" "$@"; }}\nfl-lightning() {{ python -m fl_lightning "$@"; }}\n'
     home = {"HOME": str(folder.parent / "home"), "PYTHONPATH": str(clone), "COLUMNS": "100"}
     done = subprocess.run(
-        ["bash", "-c", python + command], cwd=folder, env=os.environ | home, capture_output=True, text=True, check=False
+        ["bash", "-c", SHELL + command],
+        cwd=folder,
+        env=os.environ | home,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     lines = [line.strip() for line in (done.stdout or done.stderr).splitlines() if line.strip(" ─")]
     chosen = [line for line in lines if line.startswith(shown)]
-    if done.returncode or (shown and not chosen):  # a command may print nothing
+    if done.returncode or (shown and not chosen):
         raise SystemExit(f"{command}\n{done.stdout}\n{done.stderr}")
     if shown:
         return f"{len(lines)} lines: {' '.join(chosen[0].split())}"
-    found = [line for line in lines if line.startswith("accuracy")] or lines or ["(nothing)"]
-    return found[-1].replace(f"{folder}/", "")
+    if not lines:
+        return "(nothing)"
+    accuracies = [line for line in lines if line.startswith("accuracy")]
+    line = accuracies[-1] if accuracies else lines[-1]
+    return line.replace(f"{folder}/", "")
 
 
-def cpu_seconds() -> float:
-    """Add up the seconds of CPU of all commands so far, which other programs on the machine do not change much."""
+def cpu_seconds_of_children() -> float:
+    """Add up the CPU seconds of all commands so far, which other programs on the machine do not change much."""
     times = os.times()
     return times.children_user + times.children_system
+
+
+def measured(task: Task, folder: Path, clone: Path) -> str:
+    """Do a task, and return its row of the table."""
+    if task.file is not None:
+        name, text = task.file
+        (folder / name).write_text(text, encoding="utf-8")
+    began = cpu_seconds_of_children()
+    for command in task.commands:
+        printed = run(command, folder, clone, shown=task.shown)
+    seconds = cpu_seconds_of_children() - began
+    if len(printed) > LONGEST:
+        printed = f"{printed[:LONGEST]} …"
+    printed = printed.replace("|", "&#124;")
+    commands = "<br>".join(f"`{command}`" for command in task.commands)
+    return f"| {task.wish} | {commands} | {seconds:.1f} | {printed} |"
 
 
 def main() -> None:
@@ -154,23 +189,17 @@ def main() -> None:
         subprocess.run(["git", "clone", "-q", ROOT, clone], check=True)
         folder.mkdir()
         Path(name, "home").mkdir()
-        began = cpu_seconds()
+        began = cpu_seconds_of_children()
         run("python -c 'import fl_lightning.cli.main'", folder, clone)
-        load = cpu_seconds() - began
+        load = cpu_seconds_of_children() - began
         rows = list[str]()
         for task in TASKS:
-            if task.file is not None:
-                (folder / task.file[0]).write_text(task.file[1], encoding="utf-8")
-            began = cpu_seconds()
-            said = [run(command, folder, clone, task.shown) for command in task.commands][-1]
-            seconds = cpu_seconds() - began
-            shown = said if len(said) <= LONGEST else f"{said[:LONGEST]} …"
-            commands = "<br>".join(f"`{command}`" for command in task.commands)
-            rows.append(f"| {task.wish} | {commands} | {seconds:.1f} | {shown.replace('|', '&#124;')} |")
-            print(rows[-1])
+            row = measured(task, folder, clone)
+            rows.append(row)
+            print(row)
     machine = f"{os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}"
-    page = HEAD.format(machine=machine, day=date.today().isoformat(), load=load) + "\n".join(rows) + "\n"
-    (ROOT / "docs/tasks.md").write_text(page, encoding="utf-8")
+    head = HEAD.format(machine=machine, day=date.today().isoformat(), load=load)
+    (ROOT / "docs/tasks.md").write_text(head + "\n".join(rows) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,6 @@
 """Runs a method for two rounds on toy data, to see what it sends and keeps, and with what it runs."""
 
-import logging
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from math import prod
@@ -26,19 +23,23 @@ from fl_lightning.metrics.history import plain_key
 from fl_lightning.nets import Backbone
 from fl_lightning.nets.backbone import Stages
 from fl_lightning.types import Broadcast, ClientUpdate
+from tools.quiet import quiet_trainer
 
 CLIENTS = 5
+"""Number of clients, which all take part in every round."""
+
 PER_CLIENT = 8
+"""Samples of each client."""
+
 CLASSES = 3
 INPUTS = 64
-"""Size of the toy: clients, all in every round; samples of each; classes; numbers in a sample."""
-
+"""Numbers in a sample."""
 
 LOCAL_SGD = partial(SGD, lr=0.01, momentum=0.9)
 
 
 class ToyNet(Backbone):
-    """Linear, BatchNorm, ReLU and a head."""
+    """Has a linear layer, BatchNorm, ReLU and a head."""
 
     def __init__(self, num_classes: int, input_shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -54,10 +55,10 @@ class ToyNet(Backbone):
 
 
 class ToyRegression(LightningModule):
-    """A regression with the body of `ToyNet`: a task without logits.
+    """Is a regression with the body of `ToyNet`: a task without logits.
 
     Args:
-        optimizer: factory of its optimizer.
+        optimizer: Factory of its optimizer.
     """
 
     def __init__(self, optimizer: Callable[[Iterable[Any]], Optimizer]) -> None:
@@ -74,24 +75,27 @@ class ToyRegression(LightningModule):
 
 
 class ToyData(FederatedDataModule):
-    """Random samples for every client, and every further split that a method may need.
+    """Holds random samples for every client, and every further split that a method may need.
 
     Args:
-        regression: whether the targets are real numbers.
+        regression: Whether the targets are real numbers.
 
     Attributes:
-        asked: names of the splits, besides those of every method, that were asked for.
+        asked: Names of the splits that were asked for, besides those of every method.
     """
 
-    def __init__(self, regression: bool = False) -> None:
+    def __init__(self, *, regression: bool = False) -> None:
         n = CLIENTS * PER_CLIENT
         generator = torch.Generator().manual_seed(0)
         x = torch.randn(n, INPUTS, generator=generator)
-        y = torch.arange(n) % CLASSES
-        samples = (x, x[:, :1].clone() if regression else y)
-        source = TensorSource(samples, samples, None if regression else CLASSES)
-        extra: dict[str, Any] = dict.fromkeys(("proxy", "transfer", "shared"), source)
-        super().__init__(source, CLIENTS, batch_size="full", extra_splits=extra)
+        if regression:
+            samples = (x, x[:, :1].clone())
+            source = TensorSource(train=samples, test=samples)
+        else:
+            samples = (x, torch.arange(n) % CLASSES)
+            source = TensorSource(train=samples, test=samples, num_classes=CLASSES)
+        extra_splits: dict[str, Any] = {"proxy": source, "transfer": source, "shared": source}
+        super().__init__(source, CLIENTS, batch_size="full", extra_splits=extra_splits)
         self.asked: set[str] = set()
 
     def split(self, name: str) -> Split:
@@ -100,12 +104,12 @@ class ToyData(FederatedDataModule):
 
 
 class Contents(UpdateTransform):
-    """Notes what the messages of the last round consist of, by name, in order.
+    """Notes the contents of the last round's messages, by name, in order.
 
     Attributes:
-        down: from server to client.
-        up: from client to server.
-        round_idx: of that round; None before the first.
+        down: Contents from server to client.
+        up: Contents from client to server.
+        round_idx: Index of that round, or None before the first one.
     """
 
     def __init__(self) -> None:
@@ -124,15 +128,16 @@ class Contents(UpdateTransform):
 
 
 def names_in(message: Broadcast | ClientUpdate) -> dict[str, None]:
-    """Name what a message consists of, in order."""
-    return dict.fromkeys([*(["weights"] if message.weights else []), *message.extras])
+    """Name the contents of a message, in order."""
+    names: dict[str, None] = {"weights": None} if message.weights else {}
+    return names | dict.fromkeys(message.extras)
 
 
 class Started(Callback):
-    """Notes whether the first round was begun, since an error before it is a refusal; and what clients send.
+    """Notes whether the first round has begun, since an error before it is a refusal, and what the clients send.
 
     Args:
-        contents: counts every update as it is added, with the rule's statistics.
+        contents: Takes the names in every update as it is added, with the rule's statistics.
     """
 
     def __init__(self, contents: Contents) -> None:
@@ -149,17 +154,17 @@ class Started(Callback):
 
 @dataclass(frozen=True)
 class Federation:
-    """Parts of a federation; those that are None are FedAvg's.
+    """Holds the parts of a federation. A part that is None is FedAvg's.
 
     Args:
-        client: class of the clients.
-        optimizer: factory of the local optimizer.
-        personal: patterns of entries that stay with each client.
-        transform: factory of a transform of the updates.
-        rule: factory of the aggregator.
-        server_module: factory of the server module.
-        server_optimizer: factory of the server optimizer.
-        module_settings: settings that the client needs around a module.
+        client: Class of the clients.
+        optimizer: Factory of the local optimizer.
+        personal: Patterns of entries that stay with each client.
+        transform: Factory of a transform of the updates.
+        rule: Factory of the aggregator.
+        server_module: Factory of the server module.
+        server_optimizer: Factory of the server optimizer.
+        module_settings: Settings that the client needs around a module.
     """
 
     client: type[ClientModule] = FedAvg
@@ -172,11 +177,12 @@ class Federation:
     module_settings: Mapping[str, Any] = field(default_factory=dict)
 
     def around_net(self, net: Callable[[int, tuple[int, ...]], Backbone] = ToyNet, **settings: Any) -> FederatedLoop:
-        """Build the loop around a classifier, with further settings of it."""
-        return self._loop(self.client(net=net, optimizer=self.optimizer), list(self.personal), settings)
+        """Build the loop around a classifier, with further settings of the loop."""
+        client = self.client(net=net, optimizer=self.optimizer)
+        return self._loop(client, list(self.personal), settings)
 
     def around_module(self, **settings: Any) -> FederatedLoop:
-        """Build the loop around a regression, with further settings of it."""
+        """Build the loop around a regression, with further settings of the loop."""
         personal = [pattern.replace("net.", "module.net.") for pattern in self.personal]
         client = self.client(module=ToyRegression(self.optimizer), **self.module_settings)
         return self._loop(client, personal, settings)
@@ -197,17 +203,17 @@ class Federation:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of two rounds: bytes of messages, floats of states.
+    """Holds what two rounds have shown.
 
     Args:
-        down: sent to a client in the second round.
-        up: sent by a client in the second round.
-        down_contents: the names of what is in `down`.
-        up_contents: the names of what is in `up`.
-        client_state: kept for a client between rounds, in the mean.
-        server_state: kept by rule, server module and server optimizer besides the model.
-        data: splits besides the clients' own.
-        refused: the sentence with which the federation was refused at start; None: it was not.
+        down: Bytes sent to a client in the second round.
+        up: Bytes sent by a client in the second round.
+        down_contents: Names of the contents of `down`.
+        up_contents: Names of the contents of `up`.
+        client_state: Floats kept for a client between rounds, in the mean.
+        server_state: Floats kept by rule, server module and server optimizer besides the model.
+        data: Splits besides the clients' own.
+        refused: The sentence with which the federation was refused at the start. None means that it ran.
     """
 
     down: float = 0
@@ -220,11 +226,16 @@ class Outcome:
     refused: str | None = None
 
 
-def measurement_run(federation: Federation, around_module: bool = False, rounds: int = 2) -> Outcome:
-    """Run two rounds, or so many, around a classifier or around a regression.
+def measurement_run(federation: Federation, *, around_module: bool = False, rounds: int = 2) -> Outcome:
+    """Run a federation on toy data.
+
+    Args:
+        federation: The parts of the federation.
+        around_module: Whether the client is one around a regression instead of a classifier.
+        rounds: Number of rounds.
 
     Raises:
-        ValueError: after the start; before it, it is a refusal.
+        ValueError: A round failed. Before the first round it is a refusal, which the outcome holds.
     """
     contents = Contents()
     data = ToyData(regression=around_module)
@@ -232,17 +243,7 @@ def measurement_run(federation: Federation, around_module: bool = False, rounds:
     try:
         build = federation.around_module if around_module else federation.around_net
         loop = build(transforms=[contents])
-        trainer = Trainer(
-            max_epochs=rounds,
-            accelerator="cpu",
-            devices=1,
-            limit_val_batches=0,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            callbacks=[first],
-        )
+        trainer = quiet_trainer(rounds, devices=1, limit_val_batches=0, callbacks=[first])
         trainer.fit(loop, datamodule=data)
     except ValueError as error:
         if first.started:
@@ -265,19 +266,11 @@ def measurement_run(federation: Federation, around_module: bool = False, rounds:
 def num_floats(tree: Any) -> float:
     """Count the floats in nested dicts and lists of tensors and numbers."""
     counts: list[int] = []
-    apply_to_collection(tree, Tensor, lambda value: counts.append(value.numel() if value.is_floating_point() else 0))
+
+    def count(value: Tensor) -> None:
+        if value.is_floating_point():
+            counts.append(value.numel())
+
+    apply_to_collection(tree, Tensor, count)
     apply_to_collection(tree, float, lambda _: counts.append(1))
     return float(sum(counts))
-
-
-@contextmanager
-def silent() -> Iterator[None]:
-    """Suppress warnings and log messages within the block."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)

@@ -1,6 +1,6 @@
-"""Runs the notebooks and keeps their outputs in them: `make notebooks`. `tests/test_notebooks.py` tells when to.
+"""Runs the notebooks and stores their outputs in them: `make notebooks`. `tests/test_notebooks.py` tells when to.
 
-Outputs of a notebook are kept, so that a reader on the web sees them; nothing of the machine that ran it is.
+A reader on the web sees the outputs. Nothing of the machine that ran a notebook is stored.
 """
 
 import tempfile
@@ -17,16 +17,22 @@ def executed(path: Path, work: Path) -> NotebookNode:
     """Run a notebook in the folder `work`, from top to bottom.
 
     Raises:
-        nbclient.exceptions.CellExecutionError: a cell failed; with its traceback.
+        nbclient.exceptions.CellExecutionError: A cell failed. The error has its traceback.
     """
     notebook = nbformat.read(path, as_version=4)
-    resources = {"metadata": {"path": work}}
-    NotebookClient(notebook, timeout=300, kernel_name="python3", resources=resources, record_timing=False).execute()
+    client = NotebookClient(
+        notebook,
+        timeout=300,
+        kernel_name="python3",
+        resources={"metadata": {"path": work}},
+        record_timing=False,
+    )
+    client.execute()
     return notebook
 
 
 def cleaned(notebook: NotebookNode) -> NotebookNode:
-    """Leave nothing that another run or machine would change but the outputs themselves."""
+    """Remove all that another run or machine would change, except the outputs themselves."""
     notebook.metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
     for cell in notebook.cells:
         cell.metadata = {}

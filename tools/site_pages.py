@@ -1,6 +1,5 @@
-"""Pages of the site that are made of the repository's other files and of the code; hooks of mkdocs (`make docs`)."""
+"""Makes pages of the site of the repository's other files and of the code, as hooks of mkdocs (`make docs`)."""
 
-import csv
 import logging
 import posixpath
 import re
@@ -16,6 +15,7 @@ import fl_lightning.aggregation
 import fl_lightning.methods
 from fl_lightning.cli.configs import HOME, small_experiment, title
 from fl_lightning.cli.methods import Record, records, short_number
+from fl_lightning.papers.stored import csv_rows
 from tools.draw_methods import PICTURES, counted
 from tools.measure_methods import name_of
 
@@ -61,14 +61,16 @@ ROOMS = {
     "fl_lightning.functional.state": "States",
     "fl_lightning.functional.traffic": "Bytes of messages",
 }
-"""Modules with a page of the API, and its title."""
+"""Titles of the pages of the API by the modules that have one."""
 
 METHODS = "methods/index.md"
 """The page with the table of the methods."""
 
 DRAWINGS = 3
+"""The most drawings of a paper on its method's page."""
+
 LONGEST = 36
-"""Drawings of a paper on its method's page; characters of a text that has room in `picture`."""
+"""The most characters of a text that has room in `picture`."""
 
 LOG = logging.getLogger("mkdocs.site_pages")
 STEP = 10
@@ -79,20 +81,26 @@ LINK = re.compile(r"(\]\()([^)#:\s]+)((?:#[^)\s]*)?\))")
 
 
 def public_names(room: str) -> list[str]:
-    """Return the names that a module offers: what it lists, else what it defines or hands on from this package."""
+    """Return the names that a module lists, or else defines or, for a package, imports from this package."""
     module = import_module(room)
     if hasattr(module, "__all__"):
         return sorted(module.__all__)
-    here = room if not hasattr(module, "__path__") else "fl_lightning"
-    found = {name: value for name, value in vars(module).items() if not name.startswith("_") and callable(value)}
-    return sorted(name for name, value in found.items() if getattr(value, "__module__", "").startswith(here))
+    is_package = hasattr(module, "__path__")
+    home = "fl_lightning" if is_package else room
+    names = []
+    for name, value in vars(module).items():
+        if name.startswith("_") or not callable(value):
+            continue
+        if getattr(value, "__module__", "").startswith(home):
+            names.append(name)
+    return sorted(names)
 
 
 # --- pages
 
 
 def copied(path: str) -> str:
-    """Return a file of the repository as a page: its links lead to pages."""
+    """Return a file of the repository as the text of a page."""
     text = (ROOT / path).read_text(encoding="utf-8")
     return text if path.endswith(".md") else f"# Licence\n\n```text\n{text}```\n"
 
@@ -101,9 +109,9 @@ def relinked(markdown: str, source: str, page: str) -> str:
     """Turn links between files of the repository into links between pages.
 
     Args:
-        markdown: of the page.
-        source: the file that it is made of, in the repository.
-        page: its place in docs/.
+        markdown: Text of the page.
+        source: Path of the page's file in the repository.
+        page: Place of the page in docs/.
     """
 
     def link(match: re.Match[str]) -> str:
@@ -111,7 +119,11 @@ def relinked(markdown: str, source: str, page: str) -> str:
         there = COPIED.get(target) or target.removeprefix("docs/")
         return match[1] + posixpath.relpath(there, posixpath.dirname(page) or ".") + match[3]
 
-    return "".join(part if part.startswith("```") else LINK.sub(link, part) for part in CODE.split(markdown))
+    parts = []
+    for part in CODE.split(markdown):
+        is_code = part.startswith("```")
+        parts.append(part if is_code else LINK.sub(link, part))
+    return "".join(parts)
 
 
 def slug(name: str) -> str:
@@ -119,32 +131,37 @@ def slug(name: str) -> str:
     return name.lower().replace("-", "_")
 
 
-def documented(record: Record, shared: Counter[str]) -> str:
-    """Return the object whose docstring explains a method: its module, or its class where a module has several."""
+def documented(record: Record, methods_in: Counter[str]) -> str:
+    """Return the object whose docstring explains a method: its module, or its class if the module has several.
+
+    Args:
+        record: The method.
+        methods_in: Number of methods in each file.
+    """
     module = module_of(record)
-    if not module or (shared[record["file"]] == 1 and ".methods." in module):
+    if not module or (methods_in[record["file"]] == 1 and ".methods." in module):
         return module
-    homes = (fl_lightning.methods, fl_lightning.aggregation)
-    return next(f"{module}.{name}" for home in homes for name in vars(home) if name_of(name) == record["method"])
+    names = [*vars(fl_lightning.methods), *vars(fl_lightning.aggregation)]
+    class_name = next(name for name in names if name_of(name) == record["method"])
+    return f"{module}.{class_name}"
 
 
 def module_of(record: Record) -> str:
-    """Return the module of a method, empty where it is no more than a configuration."""
+    """Return the module of a method. It is empty if the method is only a configuration."""
     file: str = record["file"]
     return "" if file.endswith(".yaml") else file.removesuffix(".py").replace("/", ".")
 
 
-def method_page(record: Record, shared: Counter[str]) -> str:
-    """Return the page of one method."""
+def method_page(record: Record, methods_in: Counter[str]) -> str:
+    """Return the page of one method.
+
+    Args:
+        record: The method.
+        methods_in: Number of methods in each file.
+    """
     name = record["method"]
     papers = ", ".join(f"[{paper}]({url})" if url else paper for paper, url in record["papers"])
-    plain = {path.stem.replace("_", ""): path.stem for path in (HOME / "method").glob("*.yaml")}
-    file = plain[slug(name).replace("_", "")]
-    target = documented(record, shared)
-    module = module_of(record)
-    alone = module and shared[record["file"]] == 1
-    said = (import_module(module).__doc__ or "").splitlines()[0] if alone else title(f"method/{file}")
-    said = re.sub(r"^[\w-]+: ", "", said)  # its name is the heading
+    file = config_of(name)
     goes_with = [
         ("any module (`module=`)", "yes" if record["module"] else "no, it needs a classifier (`net=`)"),
         ("rules", listed(record["rules"], "it is one")),
@@ -153,30 +170,56 @@ def method_page(record: Record, shared: Counter[str]) -> str:
     ]
     lines = [
         f"# {name}",
-        said[:1].upper() + said[1:],
+        summary(record, methods_in),
         f"{part_of(record).capitalize()}. Source: {papers}.",
         picture(record),
-        *(["## Settings", *settings(file)]),
-        *(["## Costs", *cost_lines(record, file)]),
-        *(["## Accuracy", *figures(name, file)]),
+        "## Settings",
+        *settings(file),
+        "## Costs",
+        *cost_lines(record, file),
+        "## Accuracy",
+        *figures(name, file),
         "## Goes with",
         table(["part", name], goes_with),
         *refusals(record["refused"]),
     ]
+    target = documented(record, methods_in)
     if target:
-        root = ", show_root_heading: false, show_root_toc_entry: false" * (target == module)
-        lines += ["## In Python", f"::: {target}\n    options: {{heading_level: 3{root}}}"]
+        options = "heading_level: 3"
+        if target == module_of(record):
+            options += ", show_root_heading: false, show_root_toc_entry: false"
+        lines += ["## In Python", f"::: {target}\n    options: {{{options}}}"]
     return "\n\n".join(lines) + "\n"
 
 
+def config_of(name: str) -> str:
+    """Return the stem of a method's file in configs/method."""
+    by_plain_name = {path.stem.replace("_", ""): path.stem for path in (HOME / "method").glob("*.yaml")}
+    return by_plain_name[slug(name).replace("_", "")]
+
+
+def summary(record: Record, methods_in: Counter[str]) -> str:
+    """Return the sentence about a method: the first line of its own module, or else of its configuration."""
+    module = module_of(record)
+    if module and methods_in[record["file"]] == 1:
+        sentence = (import_module(module).__doc__ or "").splitlines()[0]
+    else:
+        sentence = title(f"method/{config_of(record['method'])}")
+    # The name of the method is the heading.
+    sentence = re.sub(r"^[\w-]+: ", "", sentence)
+    return sentence[:1].upper() + sentence[1:]
+
+
 def refusals(refused: Mapping[str, str]) -> list[str]:
-    """Write what a method does not go with, and why; a module has a row of its own above."""
-    reasons = dict[str, list[str]]()
+    """Write with which parts a method does not go, and the reasons. A module has a row of its own above."""
+    parts_of = dict[str, list[str]]()
     for part, sentence in refused.items():
         if part != "module":
             reason = sentence.replace(f", got {part}", "").replace(f"{part}Aggregator", "this rule")
-            reasons.setdefault(reason, []).append(part)
-    return [table(["not with", "because"], [(", ".join(parts), why) for why, parts in reasons.items()])] * bool(reasons)
+            parts_of.setdefault(reason, []).append(part)
+    if not parts_of:
+        return []
+    return [table(["not with", "because"], [(", ".join(parts), reason) for reason, parts in parts_of.items()])]
 
 
 def part_of(record: Record) -> str:
@@ -185,7 +228,7 @@ def part_of(record: Record) -> str:
 
 
 def settings(file: str) -> list[str]:
-    """Show how a method is run, and its YAML."""
+    """Show the command that runs a method, and its YAML."""
     text = (HOME / f"method/{file}.yaml").read_text(encoding="utf-8")
     return [
         f"```sh\nfl-lightning fit -c {' -c '.join(small_experiment(file))}\n```",
@@ -195,7 +238,7 @@ def settings(file: str) -> list[str]:
 
 
 def cost_lines(record: Record, file: str) -> list[str]:
-    """Say what a method costs, beside FedAvg."""
+    """Write the costs of a method, beside FedAvg's."""
     name = record["method"]
     rows = [
         ("sent to a client", models(record["down"], record["down_contents"]), "1 model: weights"),
@@ -206,8 +249,9 @@ def cost_lines(record: Record, file: str) -> list[str]:
     steps = counted()[name]
     rows.append(("local steps", f"{steps['steps']} × those of {steps['beside']}", "1"))
     for workload, times in ratios().items():
-        if found := times.get(name):
-            rows.append((f"time of a round of `{workload}`", f"{found[0]} × ({found[1]} to {found[2]})", "1"))
+        if name in times:
+            ratio, low, high = times[name]
+            rows.append((f"time of a round of `{workload}`", f"{ratio} × ({low} to {high})", "1"))
     return [
         table(["in a round", name, "FedAvg"], rows),
         "Amounts are in sizes of the model: bytes of a message, and floats that are kept, measured on toy data "
@@ -220,35 +264,41 @@ def cost_lines(record: Record, file: str) -> list[str]:
 
 @cache
 def ratios() -> dict[str, dict[str, list[str]]]:
-    """Read the time of a round beside FedAvg's and its quartiles, by workload and method."""
+    """Read the ratio of a round's time to FedAvg's and its quartiles, by workload and method."""
+    columns = ("ratio_to_fedavg", "ratio_low", "ratio_high")
     found = {}
     for path in sorted(ROOT.glob("bench/results/costs_*.csv")):
-        with path.open(encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
-        columns = ("ratio_to_fedavg", "ratio_low", "ratio_high")
-        times = {row["method"]: [f"{float(row[column]):.2f}" for column in columns] for row in rows}
-        found[path.stem.removeprefix("costs_")] = times | {"FedAvg": ["1"] * len(columns)}
+        times = {}
+        for row in csv_rows(path):
+            times[row["method"]] = [f"{float(row[column]):.2f}" for column in columns]
+        times["FedAvg"] = ["1", "1", "1"]
+        found[path.stem.removeprefix("costs_")] = times
     return found
 
 
 def models(amount: float, contents: Sequence[str] = ()) -> str:
-    """Write an amount that is measured in models, and what it consists of."""
-    text = "nothing" if not amount else f"{short_number(amount)} model{'s' * (amount > 1)}"
-    return text + (f": {', '.join(contents)}" if contents else "")
+    """Write an amount that is measured in models, with its contents."""
+    if not amount:
+        text = "nothing"
+    elif amount > 1:
+        text = f"{short_number(amount)} models"
+    else:
+        text = f"{short_number(amount)} model"
+    return f"{text}: {', '.join(contents)}" if contents else text
 
 
 def figures(name: str, file: str) -> list[str]:
     """Show the accuracy of a method's small experiment, and the drawings of its paper."""
     text = (ROOT / "docs/figures.md").read_text(encoding="utf-8")
-    found = re.findall(rf"!\[([^]]*)\]\(images/(figures/{slug(name)}-[^)]*)\)", text)
+    drawings = re.findall(rf"!\[([^]]*)\]\(images/(figures/{slug(name)}-[^)]*)\)", text)
+    accuracy = (f"`{small_experiment(file)[0]}` after each round, one seed", f"methods/{file}.png")
+    lines = []
+    for caption, path in [accuracy, *drawings[:DRAWINGS]]:
+        if (PICTURES.parent / path).is_file():
+            image = f"../images/{path}"
+            lines.append(f"[![{caption}]({image}){{ loading=lazy }}]({image})\n/// caption\n{caption}\n///")
     heading = re.search(rf"^### ({name}\b.*)$", text, re.MULTILINE)
-    shown = [(f"`{small_experiment(file)[0]}` after each round, one seed", f"methods/{file}.png")]
-    shown = [(said, path) for said, path in [*shown, *found[:DRAWINGS]] if (PICTURES.parent / path).is_file()]
-    lines = [
-        f"[![{said}](../images/{path}){{ loading=lazy }}](../images/{path})\n/// caption\n{said}\n///"
-        for said, path in shown
-    ]
-    if found and heading:
+    if drawings and heading:
         anchor = re.sub(r"[^\w -]", "", heading[1].lower()).replace(" ", "-")
         lines.append(f"What the drawings of its paper show: [The papers' figures](../figures.md#{anchor}).")
     return lines
@@ -256,12 +306,15 @@ def figures(name: str, file: str) -> list[str]:
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Write a table in Markdown."""
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in [head, ["---"] * len(head), *rows])
+    line = ["---"] * len(head)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in [head, line, *rows])
 
 
 def listed(names: list[str] | None, otherwise: str) -> str:
-    """Write names with commas; None: `otherwise`."""
-    return otherwise if names is None else ", ".join(names) or "none"
+    """Write names with commas, or `otherwise` for None."""
+    if names is None:
+        return otherwise
+    return ", ".join(names) or "none"
 
 
 def picture(record: Record) -> str:
@@ -269,29 +322,50 @@ def picture(record: Record) -> str:
     down = models(record["down"], record["down_contents"])
     up = models(record["up"], record["up_contents"])
     parts = [
+        box(4, name="server", kept=models(record["server_state"])),
+        box(404, name="client", kept=models(record["client_state"])),
+        arrow(37, head="399,37 391,32 391,42", text=down),
+        arrow(70, head="137,70 145,65 145,75", text=up),
+    ]
+    label = f"The server sends {down}; a client sends {up}"
+    return (
+        f'<svg viewBox="0 0 536 90" role="img" aria-label="{escape(label)}" style="max-width: 34rem" font-size="14" '
+        f'fill="currentColor">{"".join(parts)}</svg>'
+    )
+
+
+def box(x: int, *, name: str, kept: str) -> str:
+    """Draw the box of the server or the client, with what it keeps."""
+    return (
         f'<rect x="{x}" y="10" width="128" height="70" rx="6" fill="none" stroke="currentColor"/>'
         f'<text x="{x + 64}" y="40" text-anchor="middle" font-weight="bold">{name}</text>'
-        f'<text x="{x + 64}" y="62" text-anchor="middle">keeps {models(kept)}</text>'
-        for name, kept, x in (("server", record["server_state"], 4), ("client", record["client_state"], 404))
-    ]
-    for line, text, points in ((37, down, "399,37 391,32 391,42"), (70, up, "137,70 145,65 145,75")):
-        parts.append(f'<line x1="141" y1="{line}" x2="395" y2="{line}" stroke="currentColor"/>')
-        parts.append(f'<polygon points="{points}" fill="currentColor"/>')
-        squeezed = ' textLength="246" lengthAdjust="spacingAndGlyphs"' * (len(text) > LONGEST)
-        parts.append(f'<text x="268" y="{line - 7}" text-anchor="middle"{squeezed}>{escape(text)}</text>')
-    said = f"The server sends {down}; a client sends {up}"
+        f'<text x="{x + 64}" y="62" text-anchor="middle">keeps {kept}</text>'
+    )
+
+
+def arrow(y: int, *, head: str, text: str) -> str:
+    """Draw an arrow between the boxes with a text above it.
+
+    Args:
+        y: Height of the arrow.
+        head: Corners of its head.
+        text: The text, squeezed if it is long.
+    """
+    squeezed = ' textLength="246" lengthAdjust="spacingAndGlyphs"' if len(text) > LONGEST else ""
     return (
-        f'<svg viewBox="0 0 536 90" role="img" aria-label="{escape(said)}" style="max-width: 34rem" font-size="14" '
-        f'fill="currentColor">{"".join(parts)}</svg>'
+        f'<line x1="141" y1="{y}" x2="395" y2="{y}" stroke="currentColor"/>'
+        f'<polygon points="{head}" fill="currentColor"/>'
+        f'<text x="268" y="{y - 7}" text-anchor="middle"{squeezed}>{escape(text)}</text>'
     )
 
 
 def costs_table() -> str:
     """Write the local steps and the time of a round of each method, beside FedAvg's."""
     rows = []
-    for name in [record["method"] for record in records()]:
-        times = [times[name][0] if name in times else "–" for times in ratios().values()]
-        rows.append([f"[{name}]({slug(name)}.md)", counted()[name]["steps"], *times])
+    for record in records():
+        name = record["method"]
+        shown = [times[name][0] if name in times else "–" for times in ratios().values()]
+        rows.append([f"[{name}]({slug(name)}.md)", counted()[name]["steps"], *shown])
     head = ["method", "local steps", *(f"time, `{workload}`" for workload in ratios())]
     return (
         "## Steps and time beside FedAvg\n\nOf a round; steps of methods for clients with nets of their own are beside "
@@ -299,11 +373,11 @@ def costs_table() -> str:
     )
 
 
-def api_page(room: str, title: str) -> str:
+def api_page(room: str, heading: str) -> str:
     """Return the page of a module of the API."""
     names = "\n\n".join(f"::: {room}.{name}" for name in public_names(room))
     module = import_module(room)
-    return f"# {title}\n\n`{room}`: {(module.__doc__ or '').strip()}\n\n{names}\n"
+    return f"# {heading}\n\n`{room}`: {(module.__doc__ or '').strip()}\n\n{names}\n"
 
 
 # --- hooks of mkdocs
@@ -311,25 +385,29 @@ def api_page(room: str, title: str) -> str:
 
 def pages() -> dict[str, str]:
     """Return the text of all generated pages by their places in docs/."""
-    found = records()
-    shared = Counter(record["file"] for record in found)
+    methods_in = Counter(record["file"] for record in records())
     made = {page: relinked(copied(path), path, page) for path, page in COPIED.items()}
-    made |= {f"methods/{slug(record['method'])}.md": method_page(record, shared) for record in found}
-    rooms = "\n".join(f"- [`{room}`]({room}.md): {title}" for room, title in ROOMS.items())
+    for record in records():
+        made[f"methods/{slug(record['method'])}.md"] = method_page(record, methods_in)
+    rooms = "\n".join(f"- [`{room}`]({room}.md): {heading}" for room, heading in ROOMS.items())
     made["api/index.md"] = f"# API\n\n{rooms}\n"
-    return made | {f"api/{room}.md": api_page(room, title) for room, title in ROOMS.items()}
+    for room, heading in ROOMS.items():
+        made[f"api/{room}.md"] = api_page(room, heading)
+    return made
 
 
 def on_config(config: Any) -> Any:
     """Make the pages, add those of the methods and of the API to the navigation, and the version to every page."""
     LOG.info("Making the pages of the methods and of the API")
+    made = pages()
     config["site_name"] = f"fl_lightning {fl_lightning.__version__}"
-    config["made"] = made = pages()
+    config["made"] = made
     config["done"] = 0
     for entry in config["nav"]:
         for heading, folder in (("Methods", "methods"), ("API", "api")):
             if heading in entry:
-                entry[heading] += [page for page in made if page.startswith(folder) and page not in entry[heading]]
+                listed_pages = entry[heading]
+                listed_pages += [page for page in made if page.startswith(folder) and page not in listed_pages]
     return config
 
 
@@ -344,16 +422,24 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
-    """Turn links of docs/ to other files of the repository into links to pages, and say how far the site is."""
+    """Turn links of docs/ to other files of the repository into links to pages, and log the progress."""
     place = page.file.src_uri
     config["done"] += 1
     if config["done"] % STEP == 0 or config["done"] == config["total"]:
-        LOG.info("%d of %d pages: %s", config["done"], config["total"], place)
+        progress = f"{config['done']} of {config['total']} pages"
+        LOG.info("%s: %s", progress, place)
     if place in config["made"]:
         return markdown
-    for name in [record["method"] for record in records()] if place == METHODS else []:
-        markdown = re.sub(
-            rf"^\| {re.escape(name)} (?=[|(])", f"| [{name}]({slug(name)}.md) ", markdown, flags=re.MULTILINE
-        )
-    linked = relinked(markdown, f"docs/{place}", place)
-    return f"{linked}\n{costs_table()}" if place == METHODS else linked
+    if place != METHODS:
+        return relinked(markdown, f"docs/{place}", place)
+    linked = relinked(with_links_of_methods(markdown), f"docs/{place}", place)
+    return f"{linked}\n{costs_table()}"
+
+
+def with_links_of_methods(markdown: str) -> str:
+    """Turn the names of methods that begin a row of a table into links to their pages."""
+    for record in records():
+        name = record["method"]
+        row = re.compile(rf"^\| {re.escape(name)} (?=[|(])", re.MULTILINE)
+        markdown = row.sub(f"| [{name}]({slug(name)}.md) ", markdown)
+    return markdown

@@ -26,8 +26,10 @@ CONDITIONAL_LOOP = "a loop over a conditional expression; give its values a name
 
 MAX_UNNAMED = 3
 EXCEPTION = re.compile(r"#\s*style: ok\b(?P<reason>, *\S.*)?")
-TAKES_EQUALS = frozenset({"chain", "isdisjoint", "max", "min", "print", "product", "union", "update", "zip"})
-"""Functions of Python that take any number of equal arguments, which have no names."""
+TAKES_EQUALS = frozenset(
+    {"chain", "isdisjoint", "max", "min", "print", "product", "Sequential", "union", "update", "zip"}
+)
+"""Functions of Python and torch that take any number of equal arguments, which have no names."""
 
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 SEQUENCES = (ast.Tuple, ast.List)

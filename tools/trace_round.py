@@ -1,8 +1,8 @@
-"""Counts what a reader meets in one round: `python tools/trace_round.py [FOLDER of another checkout]`.
+"""Counts the code that a reader meets in one round: `python tools/trace_round.py [FOLDER of another checkout]`.
 
-One round of FedAvg with one client and one batch. Counted are Python frames entered in files of `fl_lightning` between
-the start and the end of `FederatedLoop.training_step`; a hop is a call that follows one in another file; code lines are
-those without blanks, comments and docstrings.
+The round is one of FedAvg with one client and one batch. The tool counts the Python frames that are entered in files of
+`fl_lightning` between the start and the end of `FederatedLoop.training_step`. A hop is a call that follows a call in
+another file. Code lines are lines without blanks, comments and docstrings.
 """
 
 import ast
@@ -18,21 +18,25 @@ from typing import Any
 
 ROOT = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parents[1]).resolve()
 PACKAGE = ROOT / "fl_lightning"
-BASES = [("client/module.py", "ClientModule")]
-BASES += [("aggregation/server_parts.py", name) for name in ("ServerPart", "Aggregator", "ServerModule")]
+BASES = [
+    ("client/module.py", "ClientModule"),
+    ("aggregation/server_parts.py", "ServerPart"),
+    ("aggregation/server_parts.py", "Aggregator"),
+    ("aggregation/server_parts.py", "ServerModule"),
+]
 """File and name of the classes that a method derives from."""
 sys.path.insert(0, str(ROOT))
 
 
 @cache
 def parsed(path: Path) -> ast.Module:
-    """The syntax tree of a file."""
+    """Return the syntax tree of a file."""
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
 @cache
 def code_lines(path: Path) -> set[int]:
-    """Numbers of the lines of a file that hold code."""
+    """Return the numbers of the lines of a file that hold code."""
     source = path.read_text(encoding="utf-8")
     skipped = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
     lines: set[int] = set()
@@ -40,35 +44,44 @@ def code_lines(path: Path) -> set[int]:
         if token.type not in skipped:
             lines.update(range(token.start[0], token.end[0] + 1))
     for node in ast.walk(parsed(path)):
-        texts = [node.value] if isinstance(node, ast.Expr) else []
-        for text in texts:
-            if isinstance(text, ast.Constant) and isinstance(text.value, str):
-                lines -= set(range(text.lineno, (text.end_lineno or text.lineno) + 1))
+        if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Constant):
+            continue
+        if isinstance(node.value.value, str):
+            lines -= lines_of(node)
     return lines
 
 
+def lines_of(node: ast.stmt) -> set[int]:
+    """Return the numbers of the lines of a statement."""
+    return set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+
+
 def functions(path: Path) -> dict[str, int]:
-    """Code lines of each function of a file, by name and line."""
+    """Return the number of code lines of each function of a file, by name and line."""
     lines = code_lines(path)
-    found = (n for n in ast.walk(parsed(path)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
-    return {f"{n.name}:{n.lineno}": len(lines & set(range(n.lineno, (n.end_lineno or 0) + 1))) for n in found}
+    found = {}
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            found[f"{node.name}:{node.lineno}"] = len(lines & lines_of(node))
+    return found
 
 
 def class_lines(file: str, name: str) -> int:
-    """Code lines of a class; 0 where there is none."""
+    """Return the number of code lines of a class, or 0 if the file has no such class."""
     path = PACKAGE / file
-    lines = set[int]()
-    for node in ast.parse(path.read_text()).body if path.is_file() else ():
+    if not path.is_file():
+        return 0
+    for node in parsed(path).body:
         if isinstance(node, ast.ClassDef) and node.name == name:
-            lines = code_lines(path) & set(range(node.lineno, (node.end_lineno or 0) + 1))
-    return len(lines)
+            return len(code_lines(path) & lines_of(node))
+    return 0
 
 
 def entered(file: str, calls: list[tuple[str, str]]) -> int:
-    """Code lines of the functions of a file that were called."""
+    """Return the number of code lines of the functions of a file that were called."""
     begun = {int(name.rpartition(":")[2]) for where, name in calls if where == file}
     lines: set[int] = set()
-    for node in ast.walk(ast.parse((PACKAGE / file).read_text())):
+    for node in ast.walk(parsed(PACKAGE / file)):
         if isinstance(node, ast.FunctionDef):
             first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
             if first in begun:
@@ -77,7 +90,7 @@ def entered(file: str, calls: list[tuple[str, str]]) -> int:
 
 
 class Calls:
-    """The calls into the package, in order, as (file, function)."""
+    """Notes the calls into the package, in order, as (file, function)."""
 
     def __init__(self) -> None:
         self.found: list[tuple[str, str]] = []
@@ -90,7 +103,7 @@ class Calls:
 
 
 def trace() -> list[tuple[str, str]]:
-    """The calls of the third round (the first ones make what is kept)."""
+    """Return the calls of the third round. The rounds before it make what later rounds reuse."""
     import torch  # noqa: PLC0415 - after the path is set
     from pytorch_lightning import Trainer  # noqa: PLC0415
 
@@ -110,19 +123,27 @@ def trace() -> list[tuple[str, str]]:
             finally:
                 sys.setprofile(None)
 
-    samples = torch.randn(8, 4), torch.arange(8) % 2
+    x = torch.randn(8, 4)
+    samples = (x, torch.arange(8) % 2)
     data = FederatedDataModule(TensorSource(samples, samples), num_clients=1, batch_size=8)
-    quiet: dict[str, Any] = dict.fromkeys(
-        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+    trainer = Trainer(
+        max_epochs=3,
+        accelerator="cpu",
+        num_sanity_val_steps=0,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
     )
-    Trainer(max_epochs=3, accelerator="cpu", num_sanity_val_steps=0, **quiet).fit(Traced(FedAvg()), datamodule=data)
+    trainer.fit(Traced(FedAvg()), datamodule=data)
     return calls.found
 
 
 def used_once(calls: list[tuple[str, str]]) -> list[str]:
-    """Functions that are neither a hook, an override nor shared: of a name that is defined once and used once.
+    """Return the called functions whose name is defined once and used once in the package.
 
-    All others that are called would have to be copied, or taken from whoever overrides them, to become fewer.
+    They are no hook, no override and not shared. All others that are called would have to be copied, or taken from
+    whoever overrides them, to become fewer.
     """
     defined = Counter[str]()
     used = Counter[str]()
@@ -130,118 +151,173 @@ def used_once(calls: list[tuple[str, str]]) -> list[str]:
         for node in ast.walk(parsed(path)):
             if isinstance(node, ast.FunctionDef):
                 defined[node.name] += 1
-            elif isinstance(node, ast.Name | ast.Attribute):
-                used[node.id if isinstance(node, ast.Name) else node.attr] += 1
+            elif isinstance(node, ast.Name):
+                used[node.id] += 1
+            elif isinstance(node, ast.Attribute):
+                used[node.attr] += 1
     found = {(file, name.rpartition(":")[0].rpartition(".")[2]) for file, name in calls}
-    return sorted(f"{file} {name}" for file, name in found if defined[name] == 1 and used[name] == 1)
+    return sorted(f"{file} {name}" for file, name in found if defined[name] == 1 == used[name])
 
 
 def imports(path: Path, root: str) -> set[str]:
-    """Modules of the package that a file imports at module level, `TYPE_CHECKING` ones counted."""
-    found: set[str] = set()
+    """Return the modules of a package that a file imports at module level, also those under `TYPE_CHECKING`."""
     tree = parsed(path)
-    inside = {id(n) for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) for n in ast.walk(f)}
+    in_functions = set[int]()
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef):
+            in_functions |= {id(node) for node in ast.walk(function)}
+    found: set[str] = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module and id(node) not in inside:
+        if isinstance(node, ast.ImportFrom) and node.module and id(node) not in in_functions:
             found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
     return {name for name in found if name.startswith(root)}
 
 
 def circles() -> list[list[str]]:
-    """Groups of files that import each other in a circle."""
-    names = {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
-        for path in PACKAGE.rglob("*.py")
-    }
-    graph = {name: {n for n in imports(path, "fl_lightning") if n in names} - {name} for name, path in names.items()}
-    reach = {name: set(targets) for name, targets in graph.items()}
-    for middle in names:  # Warshall's transitive closure
-        for name in names:
+    """Return the groups of modules that import each other in a circle."""
+    paths = {}
+    for path in PACKAGE.rglob("*.py"):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        paths[name.removesuffix(".__init__")] = path
+    reach = {}
+    for name, path in paths.items():
+        reach[name] = (imports(path, "fl_lightning") & paths.keys()) - {name}
+    # This is Warshall's transitive closure.
+    for middle in paths:
+        for name in paths:
             if middle in reach[name]:
                 reach[name] |= reach[middle]
-    groups = {frozenset(n for n in names if n in reach[name] and name in reach[n]) for name in names}
+    groups = set[frozenset[str]]()
+    for name in paths:
+        groups.add(frozenset(other for other in reach[name] if name in reach[other]))
     return [sorted(group) for group in groups if len(group) > 1]
 
 
-def assigned(node: ast.AST) -> set[tuple[str, str]]:
-    """(object, attribute) of every assignment to an attribute of a name."""
+def assigned(tree: ast.AST) -> set[tuple[str, str]]:
+    """Return (object, attribute) of every assignment to an attribute within a tree."""
     found = set()
-    for inner in ast.walk(node):
-        targets = inner.targets if isinstance(inner, ast.Assign) else [getattr(inner, "target", None)]
-        for target in targets if isinstance(inner, ast.Assign | ast.AnnAssign | ast.AugAssign) else []:
-            for part in target.elts if isinstance(target, ast.Tuple) else [target]:
+    for node in ast.walk(tree):
+        for target in targets_of(node):
+            parts = target.elts if isinstance(target, ast.Tuple) else [target]
+            for part in parts:
                 if isinstance(part, ast.Attribute):
                     found.add((ast.unparse(part.value), part.attr))
     return found
 
 
-def attributes() -> tuple[list[str], list[str]]:
-    """Attributes that neither the class nor `__init__` declares, and those of other objects that are assigned."""
-    classes: dict[str, tuple[Path, ast.ClassDef]] = {}
-    for path in PACKAGE.rglob("*.py"):
-        found = (n for n in ast.walk(parsed(path)) if isinstance(n, ast.ClassDef))
-        classes |= {node.name: (path, node) for node in found}
+def targets_of(node: ast.AST) -> list[ast.expr]:
+    """Return the targets of an assignment, and none of another node."""
+    if isinstance(node, ast.Assign):
+        return node.targets
+    if isinstance(node, ast.AnnAssign | ast.AugAssign):
+        return [node.target]
+    return []
 
-    @cache
-    def declared(name: str) -> set[str]:
-        if name not in classes:
+
+class Declarations:
+    """Knows the classes of the package and the attributes that they declare."""
+
+    def __init__(self) -> None:
+        self.classes: dict[str, tuple[Path, ast.ClassDef]] = {}
+        for path in PACKAGE.rglob("*.py"):
+            for node in ast.walk(parsed(path)):
+                if isinstance(node, ast.ClassDef):
+                    self.classes[node.name] = (path, node)
+
+    @cache  # noqa: B019 - one object for the whole program
+    def declared(self, name: str) -> set[str]:
+        """Return the attributes that a class, its `__init__` or a base class of the package declares."""
+        if name not in self.classes:
             return set()
-        node = classes[name][1]
-        own = {a for f in node.body if getattr(f, "name", "") == "__init__" for o, a in assigned(f) if o == "self"}
-        for n in node.body:  # fields of a dataclass, and defaults that the class declares
-            targets = n.targets if isinstance(n, ast.Assign) else [n.target] if isinstance(n, ast.AnnAssign) else []
-            own |= {target.id for target in targets if isinstance(target, ast.Name)}
-        return own.union(*(declared(ast.unparse(base)) for base in node.bases))
+        _, node = self.classes[name]
+        found = set[str]()
+        for statement in node.body:
+            if getattr(statement, "name", "") == "__init__":
+                found |= {attribute for owner, attribute in assigned(statement) if owner == "self"}
+            if isinstance(statement, ast.Assign | ast.AnnAssign):
+                # It is a field of a dataclass, or a default.
+                found |= {target.id for target in targets_of(statement) if isinstance(target, ast.Name)}
+        for base in node.bases:
+            found |= self.declared(ast.unparse(base))
+        return found
 
-    late = set()
-    foreign = set()
-    for name, (path, node) in classes.items():
-        for function in (f for f in ast.walk(node) if isinstance(f, ast.FunctionDef) and f.name != "__init__"):
-            for owner, attribute in assigned(function):
-                place = f"{path.relative_to(PACKAGE)} {name}.{function.name}: {owner}.{attribute}"
-                if owner == "self" and attribute not in declared(name) | {"automatic_optimization"}:
-                    late.add(place)
+    def late(self) -> list[str]:
+        """Return the attributes that a method assigns and nothing declares."""
+        found = set()
+        for name, (path, node) in self.classes.items():
+            known = self.declared(name) | {"automatic_optimization"}
+            for function in ast.walk(node):
+                if not isinstance(function, ast.FunctionDef) or function.name == "__init__":
+                    continue
+                for owner, attribute in assigned(function):
+                    if owner == "self" and attribute not in known:
+                        found.add(f"{path.relative_to(PACKAGE)} {name}.{function.name}: {owner}.{attribute}")
+        return sorted(found)
+
+
+def foreign() -> list[str]:
+    """Return the assignments to attributes of other objects."""
+    found = set()
     for path in PACKAGE.rglob("*.py"):
         for owner, attribute in assigned(parsed(path)):
             if owner != "self":
-                foreign.add(f"{path.relative_to(PACKAGE)}: {owner}.{attribute}")
-    return sorted(late), sorted(foreign)
+                found.add(f"{path.relative_to(PACKAGE)}: {owner}.{attribute}")
+    return sorted(found)
 
 
 def main() -> None:
     """Print the figures."""
     calls = trace()
+    print_round(calls)
+    print_package()
+
+
+def print_round(calls: list[tuple[str, str]]) -> None:
+    """Print the figures of the calls of a round."""
     files = list(dict.fromkeys(file for file, _ in calls))
     sizes = {file: len(code_lines(PACKAGE / file)) for file in files}
-    inner = sum("comp>" in name for _, name in set(calls))
+    comprehensions = len([name for _, name in set(calls) if "comp>" in name])
     print(f"calls {len(calls)}, functions {len(set(calls))}, files {len(files)}")
-    print(f"of the functions {inner} are comprehensions, which are frames of their own before Python 3.12 only")
-    print(f"used in one place only: {len(used_once(calls))}", *used_once(calls), sep="\n  ")
-    print(f"hops {sum(a[0] != b[0] for a, b in pairwise(calls))}")
+    print(
+        f"of the functions {comprehensions} are comprehensions, which are frames of their own before Python 3.12 only"
+    )
+    of_one_use = used_once(calls)
+    print(f"used in one place only: {len(of_one_use)}", *of_one_use, sep="\n  ")
+    hops = [(before, after) for before, after in pairwise(file for file, _ in calls) if before != after]
+    print(f"hops {len(hops)}")
     for file in files:
-        called = sum(call[0] == file for call in calls)
-        print(
-            f"  {file:32} {sizes[file]:4} code lines, {entered(file, calls):4} of functions entered, {called:3} calls"
-        )
+        called = [where for where, _ in calls if where == file]
+        lines = f"{sizes[file]:4} code lines, {entered(file, calls):4} of functions entered"
+        print(f"  {file:32} {lines}, {len(called):3} calls")
     core = {file: size for file, size in sizes.items() if not file.startswith(("nets/", "functional/losses"))}
     print(f"reading core (the files entered but for the net and the loss): {sum(core.values())} in {len(core)} files")
     print(f"functions of these files that are entered: {sum(entered(file, calls) for file in core)} code lines")
-    found = [class_lines(*base) for base in BASES]
-    whole = sum(sizes.get(file, 0) for file in {f for f, _ in BASES})
-    print(f"client base, rule and server module: {sum(found)} code lines, their files {whole}")
-    everything = sorted(PACKAGE.rglob("*.py"))
-    print(f"code lines of the package: {sum(len(code_lines(path)) for path in everything)} in {len(everything)} files")
-    papers = [f"{path.stem} {len(code_lines(path))}" for path in everything if path.parent.name == "methods"]
+    bases = sum(class_lines(file, name) for file, name in BASES)
+    files_of_bases = sum(sizes.get(file, 0) for file in {file for file, _ in BASES})
+    print(f"client base, rule and server module: {bases} code lines, their files {files_of_bases}")
+
+
+def print_package() -> None:
+    """Print the figures of the whole package."""
+    paths = sorted(PACKAGE.rglob("*.py"))
+    print(f"code lines of the package: {sum(len(code_lines(path)) for path in paths)} in {len(paths)} files")
+    papers = [f"{path.stem} {len(code_lines(path))}" for path in paths if path.parent.name == "methods"]
     print("code lines of the files of methods:", ", ".join(papers))
-    longest = max((n, f"{path.relative_to(PACKAGE)} {f}") for path in everything for f, n in functions(path).items())
-    print(f"longest function: {longest[1]}, {longest[0]} code lines")
-    asserts = sum(isinstance(n, ast.Assert) for path in everything for n in ast.walk(parsed(path)))
+    lengths = []
+    for path in paths:
+        lengths += [(lines, f"{path.relative_to(PACKAGE)} {name}") for name, lines in functions(path).items()]
+    longest, place = max(lengths)
+    print(f"longest function: {place}, {longest} code lines")
+    asserts = 0
+    for path in paths:
+        asserts += len([node for node in ast.walk(parsed(path)) if isinstance(node, ast.Assert)])
     print(f"assert statements: {asserts}")
     found = circles()
     print(f"import circles: {len(found)}", *found)
-    late, foreign = attributes()
+    late = Declarations().late()
     print(f"attributes declared neither by the class nor in __init__: {len(late)}", *late, sep="\n  ")
-    print(f"assignments to other objects' attributes: {len(foreign)}", *foreign, sep="\n  ")
+    others = foreign()
+    print(f"assignments to other objects' attributes: {len(others)}", *others, sep="\n  ")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Write docs/results.md and its pictures of the stored results: `python -m tools.write_results`.
+"""Writes docs/results.md and its pictures of the stored results: `python -m tools.write_results`.
 
-Results of an experiment, such as feded/table1, stand in results/feded/table1.csv as `fl-lightning reproduce` leaves
-them; sentences on them, if there are any, in results/feded/table1.md, and what they say of the papers' claims in
+`fl-lightning reproduce` leaves the results of an experiment, such as feded/table1, in results/feded/table1.csv.
+Sentences about them may stand in results/feded/table1.md, and those about the papers' claims stand in
 results/claims.md.
 """
 
@@ -24,8 +24,10 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "results.md"
 IMAGES = "images/results"
 """Folder of the pictures, beside the page."""
+
 CLAIMS = ROOT / "results" / "claims.md"
-"""What the results say of the papers' claims."""
+"""The results beside the papers' claims."""
+
 HEAD = """# Results
 
 The tables of the five papers beside what this package reached, written by `python -m tools.write_results` of
@@ -54,7 +56,8 @@ def tables() -> list[tuple[str, Experiment, dict[str, PaperTable]]]:
         experiment = files.read_experiment(files.shipped_path(name))
         if experiment.full:
             experiment.enlarge()
-        if drawn := {of: drawing for of, drawing in experiment.draw.items() if isinstance(drawing, PaperTable)}:
+        drawn = {key: drawing for key, drawing in experiment.draw.items() if isinstance(drawing, PaperTable)}
+        if drawn:
             experiments.append((name, experiment, drawn))
     return experiments
 
@@ -74,41 +77,59 @@ def text() -> str:
 
 
 def section(name: str, experiment: Experiment, drawn: Mapping[str, PaperTable]) -> list[str]:
-    """Write what was reached of a table, how, and what was not run."""
+    """Write the results of an experiment's tables, their sources, and the cells that were not run."""
     path = ROOT / "results" / f"{name}.csv"
-    series = list[Series]()
+    series = read_stored(path) if path.is_file() else []
     parts = list[str]()
     if path.is_file():
-        series = read_stored(path)
-        for of, table in drawn.items():
-            content, caption = table.draw(series)
-            rows = [row for row in content.rows if row[-1].text != "not run"] if isinstance(content, Table) else []
-            if rows and isinstance(content, Table):
-                parts.append(as_markdown(replace(content, title=of if len(drawn) > 1 else "", rows=rows, note=caption)))
-        seen = "Each method's values over the rounds that all of its runs have, and over those of longer ones"
-        parts += [made(path), f"![{seen}]({image_of(name)})\n"]
-        if (remarks := path.with_suffix(".md")).is_file():
+        for key, drawing in drawn.items():
+            parts += markdown_of(drawing, series, title=key if len(drawn) > 1 else "")
+        caption = "Each method's values over the rounds that all of its runs have, and over those of longer ones"
+        parts.append(made(path))
+        parts.append(f"![{caption}]({image_of(name)})\n")
+        remarks = path.with_suffix(".md")
+        if remarks.is_file():
             parts.append(remarks.read_text(encoding="utf-8"))
     return [*parts, *left(experiment, {(each.case, each.method): each for each in series})]
 
 
+def markdown_of(drawing: PaperTable, series: Sequence[Series], title: str) -> list[str]:
+    """Write a table without the rows that were not run. Without a row there is no table."""
+    content, caption = drawing.draw(series)
+    if not isinstance(content, Table):
+        return []
+    rows = [row for row in content.rows if row[-1].text != "not run"]
+    if not rows:
+        return []
+    return [as_markdown(replace(content, title=title, rows=rows, note=caption))]
+
+
 def image_of(name: str) -> str:
-    """Name the picture of an experiment's curves, seen from the page."""
+    """Return the path of the picture of an experiment's curves, relative to the page."""
     return f"{IMAGES}/{name.replace('/', '-')}.png"
 
 
 def draw_curves(name: str, drawn: Mapping[str, PaperTable]) -> None:
     """Draw the values of stored runs over the rounds, a panel for each column and log key of the table."""
-    keys = unique(key for table in drawn.values() for key in table.log_keys())
-    curves = Curves({key: key for key in keys}, value=f"{keys[0]} (%)" if len(keys) == 1 else "%", width=3)
+    found = list[str]()
+    for table in drawn.values():
+        found += table.log_keys()
+    keys = unique(found)
+    value = f"{keys[0]} (%)" if len(keys) == 1 else "%"
+    curves = Curves({key: key for key in keys}, value=value, width=3)
     series = read_stored(ROOT / "results" / f"{name}.csv")
-    content = curves.draw([*map(shared_rounds, series), *filter(None, map(longest, series))]).content
+    columns = [shared_rounds(each) for each in series]
+    for each in series:
+        of_longest = longest(each)
+        if of_longest is not None:
+            columns.append(of_longest)
+    content = curves.draw(columns).content
     assert not isinstance(content, Table)
     write_picture(content, PAGE.parent / image_of(name))
 
 
 def shared_rounds(series: Series) -> Series:
-    """Cut the runs to the rounds that all have. A run that stopped early has no further ones, and stays as it is."""
+    """Cut the runs to the rounds that all have. A run that stopped early stays as it is."""
     rounds = [rounds_of(run) for run in series.group.runs if not run.stopped_early]
     runs = []
     for run in series.group.runs:
@@ -136,72 +157,130 @@ def write(names: Container[str]) -> None:
 def made(path: Path) -> str:
     """Name the commits and machines of stored runs, and the time that they took."""
     rows = csv_rows(path)
-    commits, machines = (unique(row[name] for row in rows if row[name]) for name in ("commit", "machine"))
-    runs = dict[tuple[str, str, str], str]()
+    commits = unique(row["commit"] for row in rows if row["commit"])
+    machines = unique(row["machine"] for row in rows if row["machine"])
+    cpu_seconds = dict[tuple[str, str, str], str]()
     for row in rows:
-        runs.setdefault((row["case"], row["method"], row["seed"]), row["cpu_seconds"])
-    failed = sum(bool(row["error"]) for row in rows)
-    known = [float(seconds) for seconds in runs.values() if seconds]
-    part = f"{len(known)} of the runs" if len(known) < len(runs) else "all runs"
-    took = f" {sum(known) / 3600:.1f} hours of CPU time for {part}." if known else ""
-    count = f"{len(runs)} run{'s' * (len(runs) != 1)}" + f", of which {failed} failed" * bool(failed)
-    return f"{count}; commit {', '.join(commits)}; {', '.join(machines)}.{took}\n"
+        cpu_seconds.setdefault((row["case"], row["method"], row["seed"]), row["cpu_seconds"])
+    count = numbered(len(cpu_seconds), "run")
+    failed = len([row for row in rows if row["error"]])
+    if failed:
+        count += f", of which {failed} failed"
+    known = [float(seconds) for seconds in cpu_seconds.values() if seconds]
+    duration = ""
+    if known:
+        runs = f"{len(known)} of the runs" if len(known) < len(cpu_seconds) else "all runs"
+        duration = f" {sum(known) / 3600:.1f} hours of CPU time for {runs}."
+    return f"{count}; commit {', '.join(commits)}; {', '.join(machines)}.{duration}\n"
+
+
+def numbered(number: int, noun: str) -> str:
+    """Write a number with its noun.
+
+    >>> numbered(1, "run"), numbered(2, "run")
+    ('1 run', '2 runs')
+    """
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+class Remaining:
+    """Collects the work of a case that was not run."""
+
+    def __init__(self) -> None:
+        self.methods: list[str] = []
+        self.hours = 0.0
+        self.seed_counts: set[int] = set()
+
+    def line(self, case: str) -> str:
+        return f"- {case or 'all'}: {'; '.join(self.methods)}{cost(self.hours, self.seed_counts)}"
 
 
 def left(experiment: Experiment, series: Mapping[tuple[str, str], Series]) -> list[str]:
-    """List what was not run: cells, seeds, and later rounds, with their cost; what failed is in the table."""
-    methods = dict[str, list[str]]()
-    hours = dict[str, float]()
-    counts = dict[str, set[int]]()
+    """List the cells, seeds and later rounds that were not run, with their cost. The table has those that failed.
+
+    Args:
+        experiment: The experiment.
+        series: The stored runs by case and method.
+    """
+    remaining = dict[str, Remaining]()
     for runs in experiment.runs:
-        wanted = list(map(str, runs.seeds or experiment.seeds))
+        seeds = [str(seed) for seed in runs.seeds or experiment.seeds]
         for case, settings in experiment.cases_of(runs).items():
             for method in runs.methods:
                 label = runs.label or method
                 shares = shares_of(series.get((case, label)))
-                lacking = [seed for seed in wanted if shares.get(seed, 0.0) < 1]
+                lacking = [seed for seed in seeds if shares.get(seed, 0.0) < 1]
                 if lacking:
-                    methods.setdefault(case, []).append(label + which(lacking, len(wanted), shares))
-                    share = sum(1 - shares.get(seed, 0.0) for seed in lacking)
-                    hours[case] = hours.get(case, 0.0) + settings.get(HOURS, 0.0) * share
-                    counts.setdefault(case, set()).add(len(wanted))
-    lines = [
-        f"- {case or 'all'}: {'; '.join(names)}{cost(hours[case], counts[case])}" for case, names in methods.items()
-    ]
-    return ["Not run:\n", "\n".join(lines) + "\n"] if lines else []
+                    of_case = remaining.setdefault(case, Remaining())
+                    of_case.methods.append(label + which(lacking, len(seeds), shares))
+                    whole_runs = sum(1 - shares.get(seed, 0.0) for seed in lacking)
+                    of_case.hours += settings.get(HOURS, 0.0) * whole_runs
+                    of_case.seed_counts.add(len(seeds))
+    if not remaining:
+        return []
+    lines = [of_case.line(case) for case, of_case in remaining.items()]
+    return ["Not run:\n", "\n".join(lines) + "\n"]
 
 
 def which(seeds: Sequence[str], wanted: int, begun: Container[str]) -> str:
-    """Name the seeds that lack rounds, unless all do alike, and tell those that have some.
+    """Name the seeds that lack rounds, unless all do alike, and tell the seeds that have some.
+
+    Args:
+        seeds: The seeds that lack rounds.
+        wanted: Number of all seeds.
+        begun: The seeds that have some rounds.
 
     >>> which(["0", "1", "2"], 3, {"0", "1"}), which(["0", "1"], 2, {"0", "1"}), which(["0"], 1, {})
     (' (seeds 0, 1 after the rounds above, seed 2)', ' (after the rounds above)', '')
     """
     after = "after the rounds above"
-    parts = {after: [seed for seed in seeds if seed in begun], "": [seed for seed in seeds if seed not in begun]}
-    if len(seeds) == wanted and not all(parts.values()):
-        return f" ({after})" if parts[after] else ""
-    named = (f"seed{'s' * (len(part) > 1)} {', '.join(part)} {text}".strip() for text, part in parts.items() if part)
+    some = [seed for seed in seeds if seed in begun]
+    none = [seed for seed in seeds if seed not in begun]
+    if len(seeds) == wanted and not none:
+        return f" ({after})"
+    if len(seeds) == wanted and not some:
+        return ""
+    named = []
+    if some:
+        named.append(f"{seed_list(some)} {after}")
+    if none:
+        named.append(seed_list(none))
     return f" ({', '.join(named)})"
 
 
+def seed_list(seeds: Sequence[str]) -> str:
+    """Write seeds as text.
+
+    >>> seed_list(["0"]), seed_list(["0", "2"])
+    ('seed 0', 'seeds 0, 2')
+    """
+    noun = "seeds" if len(seeds) > 1 else "seed"
+    return f"{noun} {', '.join(seeds)}"
+
+
 def shares_of(series: Series | None) -> dict[str, float]:
-    """Compute the share of its rounds that each seed has, 1 where it failed."""
+    """Compute the share of its rounds that each seed has. It is 1 for a seed that failed."""
     if series is None:
         return {}
-    shares = {run.seed: rounds_of(run) / (series.all_rounds or rounds_of(run)) for run in series.group.runs}
+    shares = {}
+    for run in series.group.runs:
+        rounds = rounds_of(run)
+        shares[run.seed] = rounds / (series.all_rounds or rounds)
     return shares | dict.fromkeys(series.failed, 1.0)
 
 
 def cost(hours: float, seeds: Iterable[int]) -> str:
-    """Write the cost of cells and the number of their seeds, empty where it is not known.
+    """Write the cost of cells and the number of their seeds. It is empty if the cost is not known.
 
     >>> cost(0.25, {1}), cost(120.4, {3}), cost(0, {1})
     (' (0.2 core-hours for one seed)', ' (120 core-hours for 3 seeds)', '')
     """
-    number = " or ".join(map(str, sorted(seeds)))
-    of = "one seed" if number == "1" else f"{number} seeds"
-    return f" ({hours:,.{0 if hours > 10 else 1}f} core-hours for {of})" if hours else ""
+    if not hours:
+        return ""
+    number = " or ".join(str(count) for count in sorted(seeds))
+    noun = "one seed" if number == "1" else f"{number} seeds"
+    decimals = 0 if hours > 10 else 1
+    return f" ({hours:,.{decimals}f} core-hours for {noun})"
 
 
 if __name__ == "__main__":

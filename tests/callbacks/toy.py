@@ -1,4 +1,4 @@
-"""A federation small enough for a round of a few milliseconds."""
+"""Makes a federation that is small enough for a round of a few milliseconds."""
 
 from functools import partial
 from pathlib import Path
@@ -21,19 +21,23 @@ CLASSES = ["cat, tame", "dog-wolf", "owl"]
 
 
 class Regression(pl.LightningModule):
-    """A user's own module: no classes, no accuracy."""
+    """Is a user's own module without classes and accuracy."""
 
     def __init__(self):
         super().__init__()
         self.net = nn.Linear(4, 1)
 
     def training_step(self, batch, batch_idx):
-        loss = (self.net(batch[0]) - batch[1]).square().mean()
+        loss = self.loss(batch)
         self.log("mse", loss)
         return loss
 
     def validation_step(self, batch, batch_idx):
-        self.log("val_loss", (self.net(batch[0]) - batch[1]).square().mean())
+        self.log("val_loss", self.loss(batch))
+
+    def loss(self, batch):
+        x, y = batch
+        return (self.net(x) - y).square().mean()
 
     test_step = validation_step
 
@@ -42,13 +46,20 @@ class Regression(pl.LightningModule):
 
 
 def data(classes: bool = True, **settings: Any) -> FederatedDataModule:
+    """Return four clients with 100 samples of three classes, or of real numbers."""
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(150, 4, generator=draw)
-    y = x @ torch.randn(4, 3, generator=draw)
-    y = y.argmax(1) if classes else y[:, :1]
-    source = TensorSource((x[:100], y[:100]), (x[100:], y[100:]))
-    source.class_names = NAMES if classes else None
-    partition = DirichletPartition(alpha=0.5, min_samples=2) if classes else None
+    scores = x @ torch.randn(4, 3, generator=draw)
+    if classes:
+        y = scores.argmax(1)
+        class_names = NAMES
+        partition = DirichletPartition(alpha=0.5, min_samples=2)
+    else:
+        y = scores[:, :1]
+        class_names = None
+        partition = None
+    source = TensorSource(train=(x[:100], y[:100]), test=(x[100:], y[100:]))
+    source.class_names = class_names
     return FederatedDataModule(source, num_clients=4, partition=partition, **settings)
 
 
@@ -57,8 +68,8 @@ def loop(**settings: Any) -> FederatedLoop:
 
 
 def trainer(callbacks: list[pl.Callback], folder: Path | None = None, rounds: int = 3, **settings: Any) -> pl.Trainer:
-    """A quiet Trainer that logs to `folder` and keeps its last checkpoint there."""
-    bar = any(isinstance(callback, pl.callbacks.ProgressBar) for callback in callbacks)
+    """Return a Trainer that logs to `folder` and keeps its last checkpoint there. None means neither."""
+    has_bar = any(isinstance(callback, pl.callbacks.ProgressBar) for callback in callbacks)
     if folder is not None:
         callbacks = [*callbacks, ModelCheckpoint(folder, save_last=True, save_top_k=0, every_n_epochs=1)]
         settings.setdefault("logger", RoundCSVLogger(folder))
@@ -66,7 +77,7 @@ def trainer(callbacks: list[pl.Callback], folder: Path | None = None, rounds: in
     return pl.Trainer(
         accelerator="cpu",
         callbacks=callbacks,
-        enable_progress_bar=bar,
+        enable_progress_bar=has_bar,
         enable_model_summary=False,
         log_every_n_steps=1,
         **settings,

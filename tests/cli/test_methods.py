@@ -16,7 +16,8 @@ from fl_lightning.members.faults import ClientError
 from fl_lightning.methods import FedAvg
 from tests.commands import CONFIGS, refusal, say
 from tools import measure_methods as measured
-from tools.measurement_runs import CLASSES, CLIENTS, PER_CLIENT, Federation, ToyNet, measurement_run, silent
+from tools.measurement_runs import CLASSES, CLIENTS, PER_CLIENT, Federation, ToyNet, measurement_run
+from tools.quiet import silent
 
 ROOT = CONFIGS.parent
 PAGE = (ROOT / "docs/methods/index.md").read_text(encoding="utf-8")

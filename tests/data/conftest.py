@@ -1,4 +1,4 @@
-"""What all tests of sources share."""
+"""A fixture of all tests of sources."""
 
 import pytest
 
@@ -7,5 +7,5 @@ from fl_lightning.data import published
 
 @pytest.fixture(autouse=True)
 def tiny_files_are_not_refused(monkeypatch):
-    """Files of a few images have the layout of published sets, not their numbers; test_published.py has these."""
+    """Accept files of a few images in the layout of published sets. test_published.py tests the numbers."""
     monkeypatch.setattr(published, "PUBLISHED", {})

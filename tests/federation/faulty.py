@@ -1,4 +1,4 @@
-"""Clients, transforms and rules that fail in one way each: client 2, in round 1."""
+"""Clients, transforms and rules that fail in one way each, at client 2 in round 1."""
 
 import math
 import time
@@ -16,17 +16,33 @@ CLIENT = 2
 ROUND = 1
 WEIGHTS = "net.head.weight"
 
+VALUES = {"NaN": math.nan, "Inf": math.inf, "3e38": 3e38}
+"""Values of the parameters that the client sends."""
+
+COUNTS = {"n = 10^15": 10**15, "n = -5": -5, "n = 2.5": 2.5, "n = True": True, "n = NaN": math.nan, "n is None": None}
+"""Numbers of samples that client 2, which has 5, cannot have."""
+
+SENT = ("shape", "key", "type", "dtype")
+RAISED = ("exception", "receive", "reply", "StopIteration", "MemoryError", "time-out")
+STRUCTURE = ("adds", "replaces", "reshapes", "removes")
+WEIGHT = ("negative weight",)
+KINDS = (*VALUES, *SENT, *COUNTS, *WEIGHT, *RAISED, *STRUCTURE)
+
+
+def is_failing(client_id, round_idx):
+    return client_id == CLIENT and round_idx == ROUND
+
 
 class Faulty(FedAvg):
-    """Fails in the way that is asked."""
+    """Fails in the way that is asked: client 2 in round 1, or every client in every round."""
 
-    def __init__(self, how="", always=False, **base):
+    def __init__(self, how="", *, always=False, **base):
         super().__init__(**base)
         self.how = how
         self.always = always
 
     def fails(self, local):
-        return self.always or (local.client_id, local.round_idx) == (CLIENT, ROUND)
+        return self.always or is_failing(local.client_id, local.round_idx)
 
     def receive(self, broadcast, local):
         self.round["fails"] = self.fails(local)
@@ -56,20 +72,17 @@ class Faulty(FedAvg):
             del net.head.bias
             net.head.bias = None
         if self.how == "freezes":
-            net.head.requires_grad_(False)
+            net.head.requires_grad_(requires_grad=False)
 
     def reply(self, exchange, local):
-        values = {"NaN": math.nan, "Inf": math.inf, "3e38": 3e38}
-        if self.how in values and self.fails(local):
+        if not self.fails(local):
+            return {}
+        if self.how in VALUES:
             with torch.no_grad():
-                next(iter(self.params().values())).fill_(values[self.how])
-        if self.how == "reshapes" and self.fails(local):
+                next(iter(self.params().values())).fill_(VALUES[self.how])
+        if self.how == "reshapes":
             self.net.head.weight.data = torch.zeros(4, 8)
-        return [] if self.how == "reply" and self.fails(local) else {}
-
-
-COUNTS = {"n = 10^15": 10**15, "n = -5": -5, "n = 2.5": 2.5, "n = True": True, "n = NaN": math.nan, "n is None": None}
-"""Numbers of samples that client 2, which has 5, cannot have."""
+        return [] if self.how == "reply" else {}
 
 
 class Sends(UpdateTransform):
@@ -80,7 +93,7 @@ class Sends(UpdateTransform):
         self.how = how
 
     def on_client(self, update, broadcast):
-        if (update.client_id, broadcast.round_idx) != (CLIENT, ROUND):
+        if not is_failing(update.client_id, broadcast.round_idx):
             return update
         weights = dict(update.weights)
         if self.how == "shape":
@@ -97,27 +110,26 @@ class Sends(UpdateTransform):
 
 
 class Weighs(Aggregator):
-    """Gives a client a weight that is none."""
+    """Gives a client an invalid weight."""
 
     def __init__(self, weight):
         super().__init__()
         self.bad = weight
 
     def weight(self, update):
-        failing = (update.client_id, self.server.round_idx) == (CLIENT, ROUND)
-        return self.bad if failing else super().weight(update)
-
-
-VALUES = ("NaN", "Inf", "3e38")
-SENT = ("shape", "key", "type", "dtype")
-RAISED = ("exception", "receive", "reply", "StopIteration", "MemoryError", "time-out")
-STRUCTURE = ("adds", "replaces", "reshapes", "removes")
-WEIGHT = ("negative weight",)
-KINDS = (*VALUES, *SENT, *COUNTS, *WEIGHT, *RAISED, *STRUCTURE)
+        if is_failing(update.client_id, self.server.round_idx):
+            return self.bad
+        return super().weight(update)
 
 
 def faulty(how, mode, **settings):
-    """A loop in which that fault happens, under `error` or `skip`."""
+    """Return a loop in which a fault happens.
+
+    Args:
+        how: One of `KINDS`, or another way of `Faulty`.
+        mode: Policy of faults, `error` or `skip`.
+        settings: Further settings of the loop.
+    """
     client = Faulty(how, net=BatchNormNet, optimizer=sgd())
     settings = {"nonfinite": mode, "on_error": mode, "seed": 3, "threads": 1, **settings}
     if how == "3e38":

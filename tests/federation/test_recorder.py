@@ -254,7 +254,7 @@ class Save(pl.Callback):
 def test_forgetting_of_a_run_is_that_of_its_history_after_a_resume_and_a_second_fit_too(tmp_path):
     def run(ckpt_path=None, loop=None, callbacks=None):
         client = FedAvg(net=BatchNormNet, optimizer=sgd(0.5))
-        return fit(client, 6, toy_data(participation=0.4), ckpt_path, loop, callbacks)
+        return fit(client, 6, toy_data(participation=0.4), ckpt_path, loop=loop, callbacks=callbacks)
 
     def check(loop):
         rounds, _, table = loop.recorder.history.columns("/acc_class/")

@@ -1,4 +1,4 @@
-"""A SuperLink and SuperNodes on this machine, with TLS and node authentication, which end with the block."""
+"""Starts a SuperLink and SuperNodes on this machine, with TLS and node authentication, which end with the block."""
 
 import os
 import signal
@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -31,11 +32,11 @@ def free_port() -> int:
 
 
 class Deployment:
-    """Processes of a federation; a process and all that it started end with the block.
+    """Holds the processes of a federation. All processes, and those that they started, end with the block.
 
     Args:
-        folder: of certificates, keys, logs and Flower's own files.
-        simulates: whether the SuperLink runs simulations (Ray), with so many nodes; 0: SuperNodes are started.
+        folder: Folder of certificates, keys, logs and Flower's own files.
+        simulates: Number of nodes that the SuperLink simulates by Ray. 0 means that SuperNodes are started instead.
     """
 
     def __init__(self, folder: Path, simulates: int = 0) -> None:
@@ -43,9 +44,14 @@ class Deployment:
         self.simulates = simulates
         self.port = free_port()
         folder.mkdir(parents=True, exist_ok=True)
-        threads = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
-        self.environment = os.environ | OFFLINE | threads | {"FLWR_HOME": str(folder / "home")}
-        self.environment["PATH"] = f"{BIN}{os.pathsep}{self.environment['PATH']}"
+        own = {
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(ROOT),
+            "PYTHONUNBUFFERED": "1",
+            "FLWR_HOME": str(folder / "home"),
+            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+        }
+        self.environment = os.environ | OFFLINE | own
         self.processes: dict[str, subprocess.Popen] = {}
 
     def __enter__(self) -> "Deployment":
@@ -57,13 +63,15 @@ class Deployment:
     def __exit__(self, *error) -> None:
         for name in reversed(list(self.processes)):
             self.kill(name, signal.SIGTERM)
-        for process in self.left():  # Ray's daemons leave the session
+        # Ray's daemons leave the session.
+        for process in self.running():
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        assert psutil.wait_procs(self.left(), 15)[1] == []
+        _, alive = psutil.wait_procs(self.running(), 15)
+        assert alive == []
 
-    def left(self) -> list[psutil.Process]:
-        """Processes of this deployment that run: all have its folder in their environment."""
+    def running(self) -> list[psutil.Process]:
+        """Return the processes of this deployment that run. All have its folder in their environment."""
         found = []
         for process in psutil.process_iter():
             with suppress(psutil.Error):
@@ -90,38 +98,65 @@ class Deployment:
             .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
             .sign(key, hashes.SHA384())
         )
-        none = serialization.NoEncryption()
-        form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, none
         (self.folder / "ca.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-        (self.folder / "server.key").write_bytes(key.private_bytes(*form))
+        private = key.private_bytes(
+            encoding=serialization.Encoding.PEM,
+            format=serialization.PrivateFormat.PKCS8,
+            encryption_algorithm=serialization.NoEncryption(),
+        )
+        (self.folder / "server.key").write_bytes(private)
 
     def key(self, name: str) -> Path:
-        """A node's key pair in SSH's form, made once; the private one's path."""
+        """Make the key pair of a node once, in SSH's form, and return the path of the private key."""
         path = self.folder / name
         if not path.exists():
             key = ec.generate_private_key(ec.SECP384R1())
-            form = serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
-            path.write_bytes(key.private_bytes(*form))
-            public = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-            path.with_suffix(".pub").write_bytes(key.public_key().public_bytes(*public))
+            private = key.private_bytes(
+                encoding=serialization.Encoding.PEM,
+                format=serialization.PrivateFormat.OpenSSH,
+                encryption_algorithm=serialization.NoEncryption(),
+            )
+            public = key.public_key().public_bytes(
+                encoding=serialization.Encoding.OpenSSH,
+                format=serialization.PublicFormat.OpenSSH,
+            )
+            path.write_bytes(private)
+            path.with_suffix(".pub").write_bytes(public)
         return path
 
     def _connection(self) -> None:
         (self.folder / "home").mkdir(exist_ok=True)
-        secure = f'root-certificates = "{self.folder}/ca.crt"\n'
+        lines = [
+            "[superlink]",
+            'default = "here"',
+            "",
+            "[superlink.here]",
+            f'address = "127.0.0.1:{self.port}"',
+        ]
         if self.simulates:
-            options = f"options.num-supernodes = {self.simulates}\noptions.backend.client-resources.num-cpus = 1\n"
-            secure = f"insecure = true\n{options}options.backend.init-args.num-cpus = 1\n"
-        text = f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{self.port}"\n{secure}'
-        (self.folder / "home" / "config.toml").write_text(text)
+            lines += [
+                "insecure = true",
+                f"options.num-supernodes = {self.simulates}",
+                "options.backend.client-resources.num-cpus = 1",
+                "options.backend.init-args.num-cpus = 1",
+            ]
+        else:
+            lines.append(f'root-certificates = "{self.folder}/ca.crt"')
+        (self.folder / "home" / "config.toml").write_text("\n".join(lines) + "\n")
 
     # --- processes
 
-    def start(self, name: str, *words: str | Path) -> subprocess.Popen:
-        """Start a process in a session of its own, with its output in a file."""
+    def start(self, name: str, program: str, words: Sequence[str | Path]) -> subprocess.Popen:
+        """Start a process in a session of its own, with its output in a file.
+
+        Args:
+            name: Name of the process and its file.
+            program: Name of the program.
+            words: Its arguments.
+        """
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                [str(BIN / words[0]), *map(str, words[1:])],
+                [str(BIN / program), *(str(word) for word in words)],
                 cwd=self.folder,
                 env=self.environment,
                 stdout=log,
@@ -131,12 +166,14 @@ class Deployment:
         return self.processes[name]
 
     def start_link(self) -> None:
-        words = ["--insecure", "--simulation"]
-        if not self.simulates:
-            tls = ["--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "ca.crt", "--ssl-keyfile", "server.key"]
-            words = [*tls, "--enable-supernode-auth"]
-        more = ["--port", str(self.port), "--database", self.folder / "state.db"]
-        self.start("link", "flower-superlink", *words, *more, "--disable-runtime-dependency-installation")
+        words = ["--port", str(self.port), "--database", self.folder / "state.db"]
+        words.append("--disable-runtime-dependency-installation")
+        if self.simulates:
+            words += ["--insecure", "--simulation"]
+        else:
+            words += ["--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "ca.crt", "--ssl-keyfile", "server.key"]
+            words.append("--enable-supernode-auth")
+        self.start("link", "flower-superlink", words)
         self.until(self._listens, 60)
 
     def _listens(self) -> bool:
@@ -145,15 +182,21 @@ class Deployment:
         return False
 
     def register(self, name: str) -> None:
-        self.flwr("supernode", "register", self.key(name).with_suffix(".pub"), "here")
+        self.flwr(["supernode", "register", self.key(name).with_suffix(".pub"), "here"])
 
     def start_node(self, name: str, data: Path) -> None:
-        words = ["--superlink", f"127.0.0.1:{self.port}", "--root-certificates", "ca.crt", "--host", "127.0.0.1"]
-        words += ["--auth-supernode-private-key", self.key(name), "--node-config", f'data="{data}"']
-        self.start(name, "flower-supernode", *words, "--port", str(free_port()))
+        words = [
+            *["--superlink", f"127.0.0.1:{self.port}"],
+            *["--root-certificates", "ca.crt"],
+            *["--host", "127.0.0.1"],
+            *["--port", str(free_port())],
+            *["--auth-supernode-private-key", self.key(name)],
+            *["--node-config", f'data="{data}"'],
+        ]
+        self.start(name, "flower-supernode", words)
 
     def restart_node(self, name: str, data: Path) -> None:
-        """Start a node whose process was killed: for a minute SuperLink takes it for online and turns it away."""
+        """Start a node whose process was killed. For a minute SuperLink takes the node for online and refuses it."""
         before = self.log(name).count("SuperNode ID:")
 
         def is_there() -> bool:
@@ -163,27 +206,35 @@ class Deployment:
 
         self.until(is_there, 240)
 
-    def flwr(self, *words: str | Path, timeout: float = 120) -> str:
-        """Run one of Flower's commands; returns what it printed."""
-        command = [str(BIN / "flwr"), *map(str, words)]
+    def flwr(self, words: Sequence[str | Path], timeout: float = 120) -> str:
+        """Run one of Flower's commands, and return what it printed."""
         ran = subprocess.run(
-            command, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=timeout, check=False
+            [str(BIN / "flwr"), *(str(word) for word in words)],
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
         )
-        assert ran.returncode == 0, ran.stdout + ran.stderr
-        return ran.stdout + ran.stderr
+        printed = ran.stdout + ran.stderr
+        assert ran.returncode == 0, printed
+        return printed
 
     def run(self, app: Path = EXAMPLE, timeout: float = 600, **settings: str | float) -> str:
-        """Run the example, with settings of its configuration; returns what it printed."""
-        return self.flwr(*self.command(app, **settings), timeout=timeout)
+        """Run an app with settings of its configuration, and return what it printed."""
+        return self.flwr(self.command(app, **settings), timeout=timeout)
 
     def command(self, app: Path = EXAMPLE, **settings: str | float) -> list[str | Path]:
-        """Arguments of `flwr` that run an app."""
-        values = {n.replace("_", "-"): v if isinstance(v, float) else quoted(v) for n, v in settings.items()}
-        more = [part for name, value in values.items() for part in ("--run-config", f"{name}={value}")]
-        return ["run", app, "here", "--stream", *more]
+        """Return the arguments of `flwr` that run an app."""
+        words = ["run", app, "here", "--stream"]
+        for name, value in settings.items():
+            written = value if isinstance(value, float) else quoted(value)
+            words += ["--run-config", f"{name.replace('_', '-')}={written}"]
+        return words
 
     def app_of(self, kind: str, name: str) -> psutil.Process | None:
-        """The process of an app that one of the started processes has under it."""
+        """Return the process of an app below one of the started processes, or None."""
         with suppress(psutil.Error):
             for process in psutil.Process(self.processes[name].pid).children(recursive=True):
                 if any(word.endswith(kind) for word in process.cmdline()[:3]):

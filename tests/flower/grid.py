@@ -20,15 +20,18 @@ from fl_lightning.flower.node import Node
 from fl_lightning.flower.nodes import Nodes as Sites
 from tests.toys import fit
 
+FIRST_NODE = 100
+"""Node id of client 0."""
+
 OPTIONS = {"wait": 0.0, "timeout": 5.0, "poll": 0.0}
 
 
 class GridHere(Grid):
-    """Hands messages to nodes of this process, which answer when they are pulled, the last first.
+    """Hands messages to nodes of this process. They answer when an answer is pulled, the last message first.
 
     Args:
-        nodes: answers by node id; an answer None never comes.
-        keys: public keys by node id.
+        nodes: Functions that answer, by node id. An answer None never comes.
+        keys: Public keys by node id.
     """
 
     def __init__(self, nodes: dict[int, Callable[[Message], Message]], keys: dict[int, bytes] | None = None) -> None:
@@ -36,8 +39,11 @@ class GridHere(Grid):
         self.keys = keys or {}
         self.waiting: dict[str, Message] = {}
         self.log: list[Message] = []
-        self._ids = map(str, count(1))
-        TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # as Flower sets them in a server app
+        self._ids = count(1)
+        # Flower sets these in a server app.
+        TaskIdentity.task_id = 1
+        TaskIdentity.run_id = 1
+        TaskIdentity.node_id = 1
 
     def get_nodes(self):
         return [NodeInfo(node_id=node_id, public_key=self.keys.get(node_id, b"")) for node_id in self.nodes]
@@ -48,7 +54,7 @@ class GridHere(Grid):
     def push_messages(self, messages):
         pushed = []
         for message in messages:
-            message.metadata.__dict__["_message_id"] = next(self._ids)
+            message.metadata.__dict__["_message_id"] = str(next(self._ids))
             self.waiting[message.metadata.message_id] = message
             self.log.append(message)
             pushed.append(message.metadata.message_id)
@@ -56,9 +62,12 @@ class GridHere(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]):
         answers = []
-        for message_id in sorted(set(message_ids) & self.waiting.keys(), key=int, reverse=True)[:2]:
+        waiting = sorted(set(message_ids) & self.waiting.keys(), key=int, reverse=True)
+        for message_id in waiting[:2]:
             message = self.waiting.pop(message_id)
-            if (answer := self.nodes[message.metadata.dst_node_id](message)) is not None:
+            node = self.nodes[message.metadata.dst_node_id]
+            answer = node(message)
+            if answer is not None:
                 answers.append(answer)
                 self.log.append(answer)
         return answers
@@ -71,7 +80,7 @@ class GridHere(Grid):
 
 
 class Nodes:
-    """Nodes of a command line, all of which have the whole data, with node ids from 100."""
+    """Holds the nodes of a command line, with node ids from 100. Each of them has the whole data."""
 
     def __init__(self, arguments: list[str], folder: Path) -> None:
         self.made = parts_of(arguments)
@@ -79,32 +88,62 @@ class Nodes:
         self.nodes: dict[int, Node] = {}
         for client_id in range(self.made.datamodule.num_clients):
             loop, data = copy.deepcopy((self.made.model, self.made.datamodule))
-            rounds = self.made.config.fit.trainer.max_epochs
-            self.nodes[100 + client_id] = Node(loop, data, client_id, folder / str(client_id), max_epochs=rounds)
+            self.nodes[FIRST_NODE + client_id] = node_in(
+                folder, client_id, loop=loop, data=data, rounds=self.made.config.fit.trainer.max_epochs
+            )
 
     def grid(self) -> GridHere:
         return GridHere({node_id: node.answer for node_id, node in self.nodes.items()})
 
 
-def federate(make_loop, make_data, folder, change=None, rounds=2, keys=None, timeout=5.0, **settings):
-    """Fit a federation without a command line; `change` is given the answers by node id.
+def node_in(folder, client_id, *, loop, data, rounds):
+    """Make the node of a client, with its files below `folder`."""
+    return Node(loop, data, client_id=client_id, folder=folder / str(client_id), max_epochs=rounds)
 
-    Returns the loop, the grid and the server's nodes.
+
+def answers_of(nodes):
+    """Return the functions that answer, by node id."""
+    return {FIRST_NODE + node.client_id: node.answer for node in nodes}
+
+
+def federate(make_loop, make_data, folder, change=None, *, rounds=2, keys=None, timeout=5.0, **settings):
+    """Fit a federation without a command line.
+
+    Args:
+        make_loop: Makes the loop of the server and of each node.
+        make_data: Makes the data of the server and of each node.
+        folder: Folder of the nodes' files.
+        change: Takes the functions that answer, by node id, and returns those that the grid calls. None changes none.
+        rounds: Number of rounds.
+        keys: Public keys by node id.
+        timeout: Seconds that the server waits for an answer.
+        settings: Settings of `fit`.
+
+    Returns:
+        The loop, the grid and the server's nodes.
     """
     server = make_loop()
     data = make_data()
-    made = [Node(make_loop(), make_data(), i, folder / str(i), max_epochs=rounds) for i in range(data.num_clients)]
-    answers = {100 + node.client_id: node.answer for node in made}
+    made = []
+    for client_id in range(data.num_clients):
+        made.append(node_in(folder, client_id, loop=make_loop(), data=make_data(), rounds=rounds))
+    answers = answers_of(made)
     grid = GridHere(answers if change is None else change(answers), keys)
-    shared = shared_settings(server.parts, data, "32-true", rounds)
-    tolerant = server.parts.faults.on_error == "skip"
-    nodes = Sites(grid, shared, data.num_clients, timeout, 0.0, tolerant)
+    shared = shared_settings(server.parts, data, precision="32-true", planned=rounds)
+    nodes = Sites(
+        grid,
+        shared,
+        num_clients=data.num_clients,
+        timeout=timeout,
+        poll=0.0,
+        tolerant=server.parts.faults.on_error == "skip",
+    )
     nodes.look()
     if isinstance(data.source, Elsewhere):
         data.source.sizes = nodes.sizes
 
     def factory(local):
-        engine = RemoteEngine(local, nodes, server.parts, shared, "run")
+        engine = RemoteEngine(local, nodes, server.parts, settings=shared, run="run")
         engine.scoring_after = server.scoring_after
         return engine
 
@@ -114,9 +153,17 @@ def federate(make_loop, make_data, folder, change=None, rounds=2, keys=None, tim
 
 
 def owners(files: list[str], parties: Path) -> GridHere:
-    """Nodes that have their own folders only, as `fl-lightning split` writes them."""
-    made = [node_of(tuple(files[1::2]), "", str(path)) for path in sorted(parties.glob("client_*/data.yaml"))]
-    return GridHere({100 + node.client_id: node.answer for node in made})
+    """Return a grid of nodes that have only their own folders, as `fl-lightning split` writes them.
+
+    Args:
+        files: Words of the command line: `-c` and a file by turns.
+        parties: Folder of the parties.
+    """
+    configs = tuple(files[1::2])
+    made = []
+    for path in sorted(parties.glob("client_*/data.yaml")):
+        made.append(node_of(configs, "", str(path)))
+    return GridHere(answers_of(made))
 
 
 def serve(arguments: list[str], grid: Grid, **options) -> ServerCLI:

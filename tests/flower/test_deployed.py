@@ -137,7 +137,7 @@ def test_what_is_killed_is_continued(link, tmp_path, monkeypatch):
     def rounds() -> int:
         return len(rows_of(root)) if list(root.rglob("metrics.csv")) and list(root.rglob("last.ckpt")) else 0
 
-    run = link.start("first", "flwr", *link.command(arguments=ours, **settings))
+    run = link.start("first", "flwr", link.command(arguments=ours, **settings))
     link.until(lambda: rounds() >= 1, 300)
 
     def ended() -> bool:
@@ -155,7 +155,7 @@ def test_what_is_killed_is_continued(link, tmp_path, monkeypatch):
     link.kill("node_1", signal.SIGKILL)
     link.restart_node("node_1", link.folder / "parties/client_1/data.yaml")
     before = rounds()
-    link.start("second", "flwr", *link.command(arguments=f"{ours} --ckpt_path last", **settings))
+    link.start("second", "flwr", link.command(arguments=f"{ours} --ckpt_path last", **settings))
     link.until(lambda: rounds() > before and link.app_of("flwr-serverapp", "link"), 300)
     link.app_of("flwr-serverapp", "link").kill()
     link.run(arguments=f"{ours} --ckpt_path last", **settings)
@@ -174,7 +174,7 @@ def test_a_late_node_and_a_stranger(link):
     link.start_node("stranger", link.folder / "parties/client_1/data.yaml")
     arguments = f"-c method/fedavg --trainer.max_epochs 8 --model.faults skip --trainer.default_root_dir {root}"
     settings = {"server_data": link.folder / "parties/server/data.yaml", "wait": 40.0, "timeout": 60.0}
-    run = link.start("late", "flwr", *link.command(arguments=arguments, **settings))
+    run = link.start("late", "flwr", link.command(arguments=arguments, **settings))
     link.until(lambda: list(root.rglob("last.ckpt")), 300)
     link.restart_node("node_1", link.folder / "parties/client_1/data.yaml")
     run.wait(300)
@@ -186,5 +186,5 @@ def test_a_late_node_and_a_stranger(link):
 
 def test_nothing_is_left(tmp_path):
     with Deployment(tmp_path / "ends") as deployment:
-        assert deployment.left()
-    assert deployment.left() == []
+        assert deployment.running()
+    assert deployment.running() == []

@@ -8,14 +8,11 @@ import torch
 from fl_lightning.functional.losses import proximal
 
 from . import end_to_end
-from .adapters_fn import aggregated
-
-Inputs = dict[str, Any]
+from .adapters_fn import Inputs, aggregated, tensors
 
 
 def aggregate(inputs: Inputs) -> dict[str, Any]:
-    states = [{name: torch.from_numpy(value) for name, value in state.items()} for state in inputs["states"]]
-    return {"state": aggregated(states, inputs["n"], inputs["weighting"])}
+    return {"state": aggregated(tensors(*inputs["states"]), inputs["n"], inputs["weighting"])}
 
 
 def fedprox(inputs: Inputs) -> dict[str, Any]:

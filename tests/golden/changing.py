@@ -7,7 +7,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
 import pytorch_lightning as pl
 import torch
 from torch.optim import SGD
@@ -18,31 +17,35 @@ from fl_lightning.data import ClassIncremental, FixedPartition, ListedSamples, S
 from fl_lightning.functional import continual
 from fl_lightning.methods import FedAvg, FedEWC, FedLwF, Replay
 from fl_lightning.utils.keyed import keyed_numpy
+from tests.toys import trainer
 
-from .end_to_end import GoldenNet
+from .adapters_fn import Inputs, float64
+from .end_to_end import linear_net
 
-Inputs = dict[str, Any]
+REPLAYS = {"ER": 0.0, "DER++": 0.5}
+"""The methods that repeat samples, with the weight of the stored logits."""
 
 
 def client_of(name: str, problem: Inputs) -> ClientModule:
-    layers = [["linear", len(problem["weight"][0]), len(problem["weight"])]]
-    init = torch.tensor(np.concatenate([np.ravel(problem["weight"]), np.ravel(problem["bias"])]))
-    net = partial(GoldenNet, layers=layers, init=init)
+    net = linear_net(problem["weight"], problem["bias"])
     optimizer = partial(SGD, lr=problem["lr"])
     if name == "FedEWC":
         return FedEWC(lam=problem["lam"], net=net, optimizer=optimizer)
     if name == "FedLwF":
         return FedLwF(alpha=problem["alpha"], temperature=problem["temperature"], net=net, optimizer=optimizer)
-    if name in ("ER", "DER++"):
-        return Replay(size=6, alpha=0.5 if name == "DER++" else 0.0, net=net, optimizer=optimizer)
+    if name in REPLAYS:
+        return Replay(size=6, alpha=REPLAYS[name], net=net, optimizer=optimizer)
     return FedAvg(net=net, optimizer=optimizer)
 
 
 def delayed_seed(num_clients: int) -> int:
-    """A seed by which client i begins i rounds late."""
+    """Return the first seed by which client i begins i rounds late."""
     for seed in count():
-        drawn = [keyed_numpy(seed, "scenario/delay", -1, client).integers(2) for client in range(num_clients)]
-        if drawn == [client for client in range(num_clients)]:
+        delays = []
+        for client_id in range(num_clients):
+            draws = keyed_numpy(seed=seed, purpose="scenario/delay", round_idx=-1, client_id=client_id)
+            delays.append(draws.integers(2))
+        if delays == list(range(num_clients)):
             return seed
     raise AssertionError
 
@@ -50,13 +53,24 @@ def delayed_seed(num_clients: int) -> int:
 def fitted(
     problem: Inputs,
     name: str,
+    *,
     parts: list[list[int]],
     scenario: Scenario,
-    *,
     seed: int = 0,
     rounds: int | None = None,
     chunk: int = 1,
 ) -> "Watch":
+    """Run a method.
+
+    Args:
+        problem: Samples, first weights and settings.
+        name: Name of the method.
+        parts: Indices of the samples of each client.
+        scenario: Scenario of the data.
+        seed: Seed of the data.
+        rounds: Number of rounds. None is that of the problem.
+        chunk: Number of clients that are trained at once.
+    """
     rounds = rounds or problem["rounds"]
     data = FederatedDataModule(
         source=TensorSource(
@@ -73,22 +87,15 @@ def fitted(
     )
     watch = Watch()
     loop = FederatedLoop(client_of(name, problem), local_epochs=problem["local_epochs"], chunk=chunk)
-    off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-    trainer = pl.Trainer(
-        max_epochs=rounds,
-        accelerator="cpu",
-        precision="64-true",
-        callbacks=[watch],
-        **dict.fromkeys(off, False),
-    )
-    trainer.fit(loop, datamodule=data)
-    watch.sizes = [[data.size(client, t) for client in range(len(parts))] for t in range(rounds)]
+    trainer(rounds, precision="64-true", callbacks=[watch]).fit(loop, datamodule=data)
+    for round_idx in range(rounds):
+        watch.sizes.append([data.size(client_id, round_idx) for client_id in range(len(parts))])
     watch.tasks = loop._run.tasks
     return watch
 
 
 class Watch(pl.Callback):
-    """What a run had after each round."""
+    """Notes the weights and the metrics after each round."""
 
     def __init__(self) -> None:
         self.weight: list[Any] = []
@@ -107,7 +114,7 @@ class Watch(pl.Callback):
 
 
 def run_tasks(case: Inputs, chunk: int = 1) -> dict[str, Any]:
-    """A case of two tasks of classes, from the loop: its table too is that of the run.
+    """Run a case of two tasks of classes. Its table too is that of the loop.
 
     Args:
         case: The case.
@@ -115,11 +122,22 @@ def run_tasks(case: Inputs, chunk: int = 1) -> dict[str, Any]:
     """
     problem = case["problem"]
     method, _, order = case["case"].partition("/")
-    parts = problem["even"] if method in ("ER", "DER++") else problem["parts"]
-    delay = int(order == "delayed")
+    parts = problem["parts"]
+    rounds = None
+    if method in REPLAYS:
+        parts = problem["even"]
+        rounds = 3
+    delay = 1 if order == "delayed" else 0
     scenario = ClassIncremental(problem["tasks"], problem["rounds_per_task"], delay=delay)
-    rounds = 3 if method in ("ER", "DER++") else None
-    watch = fitted(problem, method, parts, scenario, seed=delayed_seed(len(parts)), rounds=rounds, chunk=chunk)
+    watch = fitted(
+        problem,
+        method,
+        parts=parts,
+        scenario=scenario,
+        seed=delayed_seed(len(parts)),
+        rounds=rounds,
+        chunk=chunk,
+    )
     names = [task.name for task in scenario.tasks]
     rows = watch.tasks.table.rows()
     curve = [[row[f"global/acc_task/{name}"] for name in names] for row in watch.rows]
@@ -141,20 +159,23 @@ def run_tasks(case: Inputs, chunk: int = 1) -> dict[str, Any]:
 
 
 def ends_of(tasks: Any, curve: list[list[float]], table: list[list[float]]) -> list[int]:
-    """The rounds that are rows of the table: before a stage of some client begins, and the last one."""
-    stages = [tuple(tasks._scenario.stage(client, t) for client in tasks._clients) for t in range(len(curve))]
-    ends = [t for t in range(len(curve)) if t + 1 == len(curve) or stages[t + 1] != stages[t]]
+    """Return the rounds that are rows of the table: those before a stage of some client begins, and the last one."""
+    rounds = len(curve)
+    stages = []
+    for round_idx in range(rounds):
+        stages.append([tasks._scenario.stage(client_id, round_idx) for client_id in tasks._clients])
+    ends = [r for r in range(rounds) if r + 1 == rounds or stages[r + 1] != stages[r]]
     assert [curve[end] for end in ends] == table
     return ends
 
 
 def run_windows(case: Inputs) -> dict[str, Any]:
-    """The case of listed samples."""
+    """Run the case of listed samples."""
     with TemporaryDirectory() as folder:
         file = Path(folder) / "rounds.csv"
         lines = [",".join(map(str, line)) for line in case["lines"]]
         file.write_text("\n".join(["sample,first,last", *lines]))
-        watch = fitted(case["problem"], "FedAvg", case["parts"], ListedSamples(file))
+        watch = fitted(case["problem"], "FedAvg", parts=case["parts"], scenario=ListedSamples(file))
     return {
         "weight": watch.weight[-1],
         "bias": watch.bias[-1],
@@ -164,10 +185,10 @@ def run_windows(case: Inputs) -> dict[str, Any]:
 
 
 def by_hand(case: Inputs) -> dict[str, float]:
-    """The measures of a table of three tasks, each trained on in one row."""
-    table, initial, reference = (
-        torch.tensor(case[name], dtype=torch.float64) for name in ("table", "initial", "reference")
-    )
+    """Return the measures of a table of three tasks, each trained on in one row."""
+    table = float64(case["table"])
+    initial = float64(case["initial"])
+    reference = float64(case["reference"])
     rows = torch.arange(len(table))
     return {
         "acc": continual.tasks_accuracy(table, rows).item(),

@@ -34,28 +34,34 @@ def estimated(inputs: Inputs) -> dict[str, Any]:
     x = float64(inputs["inputs"])
     y = torch.tensor(inputs["targets"])
     batches = zip(x.split(inputs["batch"]), y.split(inputs["batch"]), strict=True)
-    return {"omega": importance(perceptron_loss, states(inputs["params"]), batches, inputs["kind"])}
+    params = states(inputs["params"])
+    return {"omega": importance(loss=perceptron_loss, params=params, batches=batches, kind=inputs["kind"])}
 
 
 def penalty(inputs: Inputs) -> dict[str, Any]:
     theta = states(inputs["theta"])
     received = states(inputs["theta_global"])
-    omega = {name: torch.ones_like(value) for name, value in theta.items()}
-    if inputs["omega"] is not None:
+    if inputs["omega"] is None:
+        omega = {name: torch.ones_like(value) for name, value in theta.items()}
+    else:
         omega = states(inputs["omega"])
     return {"value": inputs["lam"] * importance_penalty(theta, received, omega)}
+
+
+def communication(inputs: Inputs) -> dict[str, Any]:
+    return {"value": extra_communication(inputs["rounds"], inputs["interval"])}
 
 
 FN: dict[str, Callable[[Inputs], Any]] = {
     "importance": estimated,
     "cl_penalty": penalty,
-    "extra_communication": lambda inputs: {"value": extra_communication(inputs["rounds"], inputs["interval"])},
+    "extra_communication": communication,
 }
 METHOD: dict[str, Callable[[Inputs], Any]] = {}
 
 
 class Omegas(Recorder):
-    """Notes the Ω that was sent in each round, and which round's each client used."""
+    """Notes the Ω that the server sent in each round, and the round of the Ω that each client used, or -1."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,12 +76,20 @@ class Omegas(Recorder):
     def on_client_end(self, trainer: pl.Trainer, loop: FederatedLoop, update: ClientUpdate) -> None:
         super().on_client_end(trainer, loop, update)
         mine = loop.client.round["importance"]
-        if loop.server_module.importance:
-            self.sent[-1] = flat(loop.server_module.importance[name].expand_as(mine[name]) for name in mine)
+        of_server = loop.server_module.importance
+        if of_server:
+            self.sent[-1] = flat(of_server[name].expand_as(mine[name]) for name in mine)
         used = flat(mine.values())
-        same = [r for r, sent in enumerate(self.sent) if sent is not None and torch.equal(used, sent)]
-        self.used[-1][update.client_id] = same[0] if same else -1
-        assert same or loop.client.when_missing == "local" or bool((used == 1).all())
+        round_of_used = self.round_of(used)
+        self.used[-1][update.client_id] = round_of_used
+        assert round_of_used >= 0 or loop.client.when_missing == "local" or bool((used == 1).all())
+
+    def round_of(self, omega: Tensor) -> int:
+        """Return the first round in which the server sent this Ω, or -1."""
+        for r, sent in enumerate(self.sent):
+            if sent is not None and torch.equal(omega, sent):
+                return r
+        return -1
 
 
 def fedcl_rounds(inputs: Inputs) -> dict[str, Any]:
@@ -90,9 +104,10 @@ def fedcl_rounds(inputs: Inputs) -> dict[str, Any]:
         importance_batch=cfg.get("importance_batch", 64),
     )
     result = rounds(run(client, inputs, sets=("proxy",), recorder=recorder))
-    for one, sent, used in zip(result["rounds"], recorder.sent, recorder.used, strict=True):
-        one |= {"omega_sent": sent is not None, "omega": sent}
-        one["omega_round"] = [used[client_id] for client_id in one["participants"]]
+    for of_round, sent, used in zip(result["rounds"], recorder.sent, recorder.used, strict=True):
+        of_round["omega_sent"] = sent is not None
+        of_round["omega"] = sent
+        of_round["omega_round"] = [used[client_id] for client_id in of_round["participants"]]
     return result
 
 

@@ -10,13 +10,12 @@ from torch.optim import SGD
 
 from fl_lightning import Aggregator
 from fl_lightning.functional.classes import in_local
-from fl_lightning.functional.losses import cross_entropy
 from fl_lightning.methods import SAM, FedAvg, FedED, FedEXPAggregator
 from fl_lightning.methods.feded import calibrated_softmax, empty_class_distillation, logit_suppression
 from fl_lightning.methods.sam import perturbation
 
-from .adapters_fn import Inputs, aggregated, on_logits, states
-from .end_to_end import rounds, run
+from .adapters_fn import Inputs, aggregated, linear_loss, on_logits, states, tensors
+from .end_to_end import flat, rounds, run
 
 
 def prior(inputs: Inputs) -> Tensor:
@@ -44,8 +43,8 @@ def logit_official(local: Tensor, teacher: Tensor, target: Tensor, inputs: Input
 
 
 def total(local: Tensor, teacher: Tensor, target: Tensor, inputs: Inputs) -> Tensor:
-    terms = (local, teacher, target, inputs)
-    return cal(*terms) + inputs["lam"] * dis(*terms) + inputs["logit_weight"] * logit(*terms)
+    given = {"local": local, "teacher": teacher, "target": target, "inputs": inputs}
+    return cal(**given) + inputs["lam"] * dis(**given) + inputs["logit_weight"] * logit(**given)
 
 
 FN = {
@@ -62,7 +61,7 @@ FN = {
 
 
 class Server:
-    """What an aggregator sees of a server that has these weights."""
+    """Stands for a server with these weights, as an aggregator sees it."""
 
     round_idx = 0
     module = None
@@ -76,38 +75,45 @@ class Server:
 
 def fedexp(inputs: Inputs) -> dict[str, Any]:
     if "w_t" in inputs:
-        now, before = ({"w": torch.from_numpy(inputs[name])} for name in ("w_t", "w_tm1"))
-        aggregator = FedEXPAggregator()
-        aggregator.attach(Server(before, ["w"]))
-        aggregator.setup()
-        aggregator.begin_round([0])
-        first = aggregator.evaluation_weights(now)["w"]
-        aggregator.begin_round([0])
-        return {"eval": aggregator.evaluation_weights(now)["w"], "first_round_eval": first}
+        return fedexp_evaluation(inputs)
     start, clients = states(inputs)
     aggregator = FedEXPAggregator(eps=inputs["eps"], eps_scale=inputs["eps_scale"])
     aggregator.attach(Server(start, inputs.get("trainable", ["w"])))
-    state = aggregated(clients, inputs["n"], inputs["weighting"], aggregator)
-    deltas = torch.stack([one["w"] - start["w"] for one in clients])
-    p = torch.tensor(inputs["n"]).double() if inputs["weighting"] == "samples" else torch.ones(len(deltas)).double()
-    p = p / p.sum()
+    state = aggregated(clients, inputs["n"], inputs["weighting"], aggregator=aggregator)
+    deltas = torch.stack([of_client["w"] - start["w"] for of_client in clients])
+    shares = torch.ones(len(deltas)).double()
+    if inputs["weighting"] == "samples":
+        shares = torch.tensor(inputs["n"]).double()
+    shares = shares / shares.sum()
     return {
         "eta_g": aggregator.eta_g,
         "state": state,
         "w_new": state["w"],
-        "mean_sq": p @ deltas.square().sum(1),
-        "sq_mean": (p @ deltas).square().sum(),
+        "mean_sq": shares @ deltas.square().sum(1),
+        "sq_mean": (shares @ deltas).square().sum(),
         "wrong_eta_if_counters_included": 1.0,
     }
 
 
+def fedexp_evaluation(inputs: Inputs) -> dict[str, Any]:
+    """Return the weights that are evaluated after the first round and after a later one."""
+    before = {"w": torch.from_numpy(inputs["w_tm1"])}
+    now = {"w": torch.from_numpy(inputs["w_t"])}
+    aggregator = FedEXPAggregator()
+    aggregator.attach(Server(before, ["w"]))
+    aggregator.setup()
+    aggregator.begin_round([0])
+    first = aggregator.evaluation_weights(now)["w"]
+    aggregator.begin_round([0])
+    return {"eval": aggregator.evaluation_weights(now)["w"], "first_round_eval": first}
+
+
 def fedsam(inputs: Inputs) -> dict[str, Any]:
     if "grads" in inputs:
-        gradients = {name: torch.from_numpy(value) for name, value in inputs["grads"].items()}
-        norm = torch.cat([gradient.flatten() for gradient in gradients.values()]).norm()
+        (gradients,) = tensors(inputs["grads"])
+        norm = flat(gradients.values()).norm()
         return {"eps": perturbation(gradients, inputs["rho"]), "grad_norm": norm}
-    X = torch.from_numpy(inputs["X"])
-    y = torch.from_numpy(inputs["y"])
+    batch = (torch.from_numpy(inputs["X"]), torch.from_numpy(inputs["y"]))
     params = {name: torch.from_numpy(value).requires_grad_() for name, value in inputs["init"].items()}
     sgd = partial(SGD, lr=inputs["lr"], weight_decay=inputs["wd"])
     optimizer = SAM(params.values(), sgd, sam_rho=inputs["rho"])
@@ -115,13 +121,14 @@ def fedsam(inputs: Inputs) -> dict[str, Any]:
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        loss = cross_entropy(X @ params["weight"].T + params["bias"], y)
+        loss = linear_loss(params, batch)
         loss.backward()
         passes.append({name: parameter.grad for name, parameter in params.items()})
         return loss
 
     optimizer.step(closure)
-    return {"g0": passes[0], "g_sam": passes[1], "w_new": params}
+    first, second = passes
+    return {"g0": first, "g_sam": second, "w_new": params}
 
 
 METHOD: dict[str, Callable[[Inputs], Any]] = {"fedexp": fedexp, "fedsam": fedsam}
@@ -139,7 +146,7 @@ def feded_rounds(inputs: Inputs) -> dict[str, Any]:
 
 
 class Watched(FedEXPAggregator):
-    """FedEXP that notes its step size and what it would have evaluated."""
+    """Notes its step sizes."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -156,10 +163,12 @@ def with_fedexp(client: Callable[..., Any], inputs: Inputs) -> dict[str, Any]:
     aggregator: Aggregator = Watched(eps=cfg["eps"], eps_scale=cfg.get("eps_scale", "paper"))
     finished = run(client, inputs, aggregator=aggregator)
     result = rounds(finished)
-    for one, evaluated, step_size in zip(
-        result["rounds"], finished.recorder.evaluated, aggregator.step_sizes, strict=True
-    ):
-        one |= {"eta_g": step_size, "eval": finished.weights(evaluated), "eval_buffers": finished.buffers(evaluated)}
+    assert len(aggregator.step_sizes) == len(result["rounds"])
+    for r, of_round in enumerate(result["rounds"]):
+        evaluated = finished.recorder.evaluated[r]
+        of_round["eta_g"] = aggregator.step_sizes[r]
+        of_round["eval"] = finished.weights(evaluated)
+        of_round["eval_buffers"] = finished.buffers(evaluated)
     return result
 
 

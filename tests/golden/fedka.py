@@ -16,7 +16,7 @@ from .end_to_end import Run, rounds, run
 
 
 class Stub:
-    """A client with one sample of each class, as every split has them, which it draws from."""
+    """Stands for a client that has one sample of each class in every split."""
 
     def __init__(self, classes: torch.Tensor) -> None:
         self.classes = classes
@@ -45,20 +45,27 @@ def plan_anchors(inputs: Inputs) -> dict[str, Any]:
 def ka_loss(inputs: Inputs) -> dict[str, Any]:
     rows = len(inputs["logits_local"])
     dominant = inputs["dominant"]
+    # A case without rows has no logits that tell the number of classes.
     classes = len(inputs["logits_local"][0]) if rows else max(dominant) + 1
-    received, local = (float64(inputs[name]).reshape(rows, classes) for name in ("logits_global", "logits_local"))
-    local.requires_grad_()
+    received = float64(inputs["logits_global"]).reshape(rows, classes)
+    local = float64(inputs["logits_local"]).reshape(rows, classes).requires_grad_()
     is_dominant = torch.tensor([k in dominant for k in range(classes)])
-    kept = kept_columns(ClassSplit(~is_dominant, ~is_dominant, is_dominant), inputs.get("columns", "dropped"))
-    value = anchor_loss(received, local, kept, torch.ones(rows, dtype=torch.bool))
+    split = ClassSplit(missing=~is_dominant, non_dominant=~is_dominant, dominant=is_dominant)
+    kept = kept_columns(split, inputs.get("columns", "dropped"))
+    value = anchor_loss(received, local, kept, valid=torch.ones(rows, dtype=torch.bool))
     (gradient,) = torch.autograd.grad(value, local)
     return {"value": value, "grad_local": gradient}
 
 
 def anchor_pick(inputs: Inputs) -> dict[str, Any]:
-    labels = torch.tensor(inputs["labels"])
-    losses = float64(inputs["losses"])
-    return {"index": pick(labels, inputs["klass"], inputs["how"], losses, None)}
+    index = pick(
+        labels=torch.tensor(inputs["labels"]),
+        label=inputs["klass"],
+        strategy=inputs["how"],
+        losses=float64(inputs["losses"]),
+        generator=None,
+    )
+    return {"index": index}
 
 
 FN: dict[str, Callable[[Inputs], Any]] = {
@@ -70,7 +77,12 @@ METHOD: dict[str, Callable[[Inputs], Any]] = {}
 
 
 class Given(FedKA):
-    """FedKA with the anchors of the case, by round and client, that notes what it used."""
+    """Takes the anchors of the case, and notes what it used.
+
+    Args:
+        given: The anchors by round and client.
+        settings: Settings of FedKA.
+    """
 
     def __init__(self, given: list[dict[int, Any]], **settings: Any) -> None:
         super().__init__(**settings)
@@ -90,31 +102,55 @@ class Given(FedKA):
         note: dict[str, Any] = {"missing": None, "non_dominant": None, "kept_columns": None, "anchors_used": 0}
         if local.size():
             split = class_split(local.label_counts, self.gamma)
-            missing, rest = (mask.nonzero().flatten() for mask in (split.missing, split.non_dominant))
-            kept = kept_columns(split, self.columns).nonzero().flatten()
-            note = {"missing": missing, "non_dominant": rest, "kept_columns": kept, "anchors_used": 0}
+            note["missing"] = split.missing.nonzero().flatten()
+            note["non_dominant"] = split.non_dominant.nonzero().flatten()
+            note["kept_columns"] = kept_columns(split, self.columns).nonzero().flatten()
         if "anchors" in self.round:
             valid: Tensor = self.round["valid"]
-            case = torch.from_numpy(self.given[local.round_idx][local.client_id]["X"])
-            assert torch.equal(self.round["anchors"][valid], case)
-            note |= {"kept_columns": self.round["kept"].nonzero().flatten(), "anchors_used": valid.sum()}
+            expected = torch.from_numpy(self.given[local.round_idx][local.client_id]["X"])
+            assert torch.equal(self.round["anchors"][valid], expected)
+            note["kept_columns"] = self.round["kept"].nonzero().flatten()
+            note["anchors_used"] = valid.sum()
         self.used[local.round_idx][local.client_id] = note
 
 
 def fedka_run(inputs: Inputs, **loop: Any) -> tuple[Run, dict[str, Any]]:
-    """A run, with further settings of it or of the loop, and what is compared of it."""
+    """Run a case.
+
+    Args:
+        inputs: The case.
+        loop: Further settings of the run or of the loop.
+
+    Returns:
+        The run, and what is compared of it.
+    """
     cfg = inputs["cfg"]
     schedule = cfg["schedule"]
-    given = [dict(zip(cohort, row, strict=True)) for cohort, row in zip(schedule, inputs["anchors"], strict=True)]
-    names = ("beta", "gamma", "use_missing", "use_non_dominant")
-    settings = {"columns": cfg.get("columns", "dropped"), **{name: cfg[name] for name in names}}
-    client = partial(Given, given=given, max_anchors=cfg["mu"], **settings)
+    given = []
+    for cohort, anchors in zip(schedule, inputs["anchors"], strict=True):
+        given.append(dict(zip(cohort, anchors, strict=True)))
+    client = partial(
+        Given,
+        given=given,
+        max_anchors=cfg["mu"],
+        columns=cfg.get("columns", "dropped"),
+        beta=cfg["beta"],
+        gamma=cfg["gamma"],
+        use_missing=cfg["use_missing"],
+        use_non_dominant=cfg["use_non_dominant"],
+    )
     finished = run(client, {**inputs, "shared": inputs["shared_set"]}, sets=("shared",), **loop)
     result = rounds(finished)
-    for r, one in enumerate(result["rounds"]):
+    for r, of_round in enumerate(result["rounds"]):
         notes = [finished.client.used[r][client_id] for client_id in schedule[r]]
-        one |= {name: [note[name] for note in notes] for name in notes[0]}
+        for name in notes[0]:
+            of_round[name] = [note[name] for note in notes]
     return finished, result
 
 
-E2E: dict[str, Callable[[Inputs], dict[str, Any]]] = {"fedka": lambda inputs: fedka_run(inputs)[1]}
+def fedka_rounds(inputs: Inputs) -> dict[str, Any]:
+    _, result = fedka_run(inputs)
+    return result
+
+
+E2E: dict[str, Callable[[Inputs], dict[str, Any]]] = {"fedka": fedka_rounds}

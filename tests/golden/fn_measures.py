@@ -20,15 +20,15 @@ from fl_lightning.metrics import ClasswiseAccuracy, GradientDiversity
 
 from .adapters_fn import Inputs, float64
 
-ACTS = ("act1", "act2")
-
 
 def kl_true_nottrue(inputs: Inputs) -> dict[str, Any]:
-    batch = float64(inputs["logits_local"]), float64(inputs["logits_global"]), torch.tensor(inputs["targets"])
-    classes = batch[0].shape[1]
-    counts = torch.bincount(batch[2], minlength=classes)
-    true, not_true = kl_parts(*batch)
-    inside, outside = kl_parts_by_class(*batch)
+    local = float64(inputs["logits_local"])
+    received = float64(inputs["logits_global"])
+    targets = torch.tensor(inputs["targets"])
+    classes = local.shape[1]
+    counts = torch.bincount(targets, minlength=classes)
+    true, not_true = kl_parts(local, received, targets)
+    inside, outside = kl_parts_by_class(local, received, targets)
     return {
         "true": true,
         "not_true": not_true,
@@ -73,28 +73,45 @@ def diversity(inputs: Inputs) -> dict[str, Any]:
 
 
 def prop1(inputs: Inputs) -> dict[str, Any]:
-    """Clients whose classes pull in orthogonal directions; the closed form is that of the same value."""
+    """Return the diversity for clients whose classes pull in orthogonal directions. The closed form is equal."""
     p = float64(inputs["p"])
     value = gradient_diversity(p + inputs["beta"] * complement(p))
     return {"numeric": value, "closed_form": value}
 
 
 def alignment(inputs: Inputs) -> dict[str, Any]:
-    layers = [activation_sums(float64(inputs[n]), torch.tensor(inputs["targets"]), inputs["num_classes"]) for n in ACTS]
-    first, second = (preferred_by_sums(*sums) for sums in layers)
+    first = preferred(inputs, "act1")
+    second = preferred(inputs, "act2")
     return {"pref1": first, "pref2": second, "value": weight_alignment(first, second)}
 
 
+def preferred(inputs: Inputs, layer: str) -> torch.Tensor:
+    """Return the preferred class of each neuron of a layer."""
+    sums, counts = activation_sums(float64(inputs[layer]), torch.tensor(inputs["targets"]), inputs["num_classes"])
+    return preferred_by_sums(sums, counts)
+
+
 def divergence(inputs: Inputs) -> dict[str, Any]:
-    states = [{"w": float64(inputs[name])} for name in ("w", "w_k")]
-    return {"l1": weight_divergence(*states), "l2": weight_divergence(*states, order=2)}
+    of_server = {"w": float64(inputs["w"])}
+    of_client = {"w": float64(inputs["w_k"])}
+    return {
+        "l1": weight_divergence(of_server, of_client),
+        "l2": weight_divergence(of_server, of_client, order=2),
+    }
+
+
+def degree_of_forgetting(inputs: Inputs) -> dict[str, Any]:
+    degree = forgetting_degree(float64(inputs["acc_global"]), float64(inputs["acc_local"]), inputs["xi"])
+    return {"value": degree}
+
+
+def distance_of_distributions(inputs: Inputs) -> dict[str, Any]:
+    return {"value": distribution_distance(float64(inputs["acc"]), float64(inputs["p"]))}
 
 
 ADAPTERS: dict[str, Callable[[Inputs], Any]] = {
     "kl_true_nottrue": kl_true_nottrue,
-    "forgetting_degree": lambda inputs: {
-        "value": forgetting_degree(float64(inputs["acc_global"]), float64(inputs["acc_local"]), inputs["xi"])
-    },
+    "forgetting_degree": degree_of_forgetting,
     "rounds_to_target": rounds,
     "prediction_consistency": lambda inputs: {"value": prediction_consistency(float64(inputs["A"]))},
     "normalised_class_accuracy": lambda inputs: {"value": normalised_class_accuracy(float64(inputs["acc"]))},
@@ -104,8 +121,6 @@ ADAPTERS: dict[str, Callable[[Inputs], Any]] = {
     "diversity_prop1": prop1,
     "weight_alignment": alignment,
     "weight_divergence": divergence,
-    "distribution_distance": lambda inputs: {
-        "value": distribution_distance(float64(inputs["acc"]), float64(inputs["p"]))
-    },
+    "distribution_distance": distance_of_distributions,
     "mean_std": lambda inputs: mean_std(float64(inputs["values"]))._asdict(),
 }

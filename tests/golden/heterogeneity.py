@@ -33,7 +33,7 @@ def of_fedgkd(finished: Run, r: int) -> dict[str, Any]:
 
 
 def proto_note(client: Any, update: ClientUpdate) -> dict[str, Any]:
-    """What the client would predict of its own samples after its training."""
+    """Note the predictions of the client for its own samples after its training."""
     x = torch.from_numpy(client.case["problem"]["clients"][update.client_id]["X"])
     with torch.no_grad(), client.evaluation_mode():
         return {"deployed": client.deployed()(x)}
@@ -75,25 +75,26 @@ def ccvr(inputs: Inputs) -> dict[str, Any]:
     recorder = Recorder()
     finished = run(M.FedAvg, inputs, recorder=recorder, server_module=server)
     found = rounds(finished)["rounds"]
-    for r, one in enumerate(found):
-        one["evaluated"] = finished.weights(recorder.evaluated[r])
+    for r, of_round in enumerate(found):
+        of_round["evaluated"] = finished.weights(recorder.evaluated[r])
         if r in server.noted:
             moments = server.noted[r]
-            one["class_counts"] = moments.counts
-            one["class_means"] = moments.means
-            one["class_covariances"] = moments.covariances
+            of_round["class_counts"] = moments.counts
+            of_round["class_means"] = moments.means
+            of_round["class_covariances"] = moments.covariances
     return {"rounds": found}
 
 
 class GivenServer(FedGenServer):
-    """FedGen's server with the first generator and the draws of a case."""
+    """Takes the first generator and the draws of a case."""
 
     def setup(self) -> None:
         super().setup()
-        flat_generator = torch.from_numpy(self.client.case["generator"])
         trained = [self.generator[name] for name in self.steps]
-        for entry, given in zip(trained, flat_generator.split([x.numel() for x in trained]), strict=True):
-            entry.copy_(given.view_as(entry))
+        sizes = [entry.numel() for entry in trained]
+        given = torch.from_numpy(self.client.case["generator"]).split(sizes)
+        for entry, value in zip(trained, given, strict=True):
+            entry.copy_(value.view_as(entry))
 
     def begin_round(self, cohort: list[int]) -> None:
         super().begin_round(cohort)
@@ -105,7 +106,7 @@ class GivenServer(FedGenServer):
 
 
 class GivenFedGen(M.FedGen):
-    """FedGen's client with the draws of a case."""
+    """Takes the draws of a case."""
 
     server_class = GivenServer
 
@@ -145,9 +146,9 @@ GEN_SETTINGS = "alpha beta decay ensemble noise_dim gen_hidden=hidden gen_batch 
 METHOD: dict[str, Adapter] = {}
 E2E: dict[str, Adapter] = {
     "ccvr": ccvr,
-    "fedlmd": whole(M.FedLMD, "beta temperature=tau teacher", lmd_note),
+    "fedlmd": whole(M.FedLMD, "beta temperature=tau teacher", note=lmd_note),
     "fedgen": whole(GivenFedGen, GEN_SETTINGS, side=gen_side),
     "fedgkd": whole(M.FedGKD, "gamma temperature=tau models", side=gkd_side, more=of_fedgkd),
-    "fedproto": whole(M.FedProto, "lam weighting=prototype_weighting predicts", proto_note, proto_side),
+    "fedproto": whole(M.FedProto, "lam weighting=prototype_weighting predicts", note=proto_note, side=proto_side),
     "feddecorr": whole(M.FedDecorr, "beta form"),
 }

@@ -26,9 +26,9 @@ from .end_to_end import GoldenNet, Recorder, flat, local_lrs, paper_traffic, run
 def fuse(inputs: Inputs) -> dict[str, Any]:
     knowledge = float64(inputs["F"])
     epd = estimated_distribution(knowledge)
-    distance = distances(epd)
-    weights = fusion_weights(distance, inputs["beta"], inputs["eps"])
-    return {"epd": epd, "distances": distance, "weights": weights, "fused": fused_knowledge(weights, knowledge)}
+    away = distances(epd)
+    weights = fusion_weights(away, inputs["beta"], inputs["eps"])
+    return {"epd": epd, "distances": away, "weights": weights, "fused": fused_knowledge(weights, knowledge)}
 
 
 def finetune(inputs: Inputs) -> dict[str, Any]:
@@ -62,13 +62,14 @@ METHOD: dict[str, Callable[[Inputs], Any]] = {"fedmd": fedmd}
 
 
 class OwnModels(Recorder):
-    """Every client's model and reply after each exchange, by round, exchange and client."""
+    """Notes every client's model and reply after each exchange, by round, exchange and client."""
 
     def __init__(self) -> None:
         super().__init__()
         self.models: list[list[dict[int, Tensor]]] = []
         self.replies: list[list[dict[int, ClientUpdate]]] = []
         self.epochs: list[dict[int, list[tuple[int, Tensor]]]] = []
+        """Number of steps and model after each local epoch, by round and client."""
         self.server_sides: list[dict[str, Any]] = []
 
     def on_train_epoch_start(self, trainer: pl.Trainer, loop: FederatedLoop) -> None:
@@ -97,54 +98,81 @@ class OwnModels(Recorder):
         if exchange == "train":
             self.models[-1].append({})
             self.replies[-1].append({})
-            self.server_sides.append({name: getattr(loop.server_module, name, None) for name in ("fused", "fusion")})
+            fused = getattr(loop.server_module, "fused", None)
+            fusion = getattr(loop.server_module, "fusion", None)
+            self.server_sides.append({"fused": fused, "fusion": fusion})
 
 
 def own_models(kind: Callable[..., Any], inputs: Inputs, **settings: Any) -> dict[str, Any]:
+    """Run a method whose clients have models of their own.
+
+    Args:
+        kind: Class of the client.
+        inputs: The case.
+        settings: Further settings of the client.
+    """
     cfg = inputs["cfg"]
     recorder = OwnModels()
-    nets = [partial(GoldenNet, layers=m["layers"], init=torch.from_numpy(m["init"])) for m in inputs["models"]]
+    nets = []
+    for model in inputs["models"]:
+        nets.append(partial(GoldenNet, layers=model["layers"], init=torch.from_numpy(model["init"])))
     settings |= {"finetune_epochs": cfg["finetune_epochs"]}
 
     def client(optimizer: Any, **_: Any) -> Any:
         return kind(net=partial(HeterogeneousNets, nets=nets), optimizer=optimizer, **settings)
 
-    run(client, inputs, sets=("transfer",) if "transfer" in inputs else (), recorder=recorder)
-    rounds = []
-    for r, cohort in enumerate(cfg["schedule"]):
-        (trained, final), (first, second) = recorder.models[r], recorder.replies[r]
-        steps = {c: (first[c].num_steps, second[c].num_steps if second else 0) for c in cohort}
-        if not final:  # Local: one exchange, two phases
-            final = dict(trained)
-            for c, epochs in recorder.epochs[r].items():
-                number = cfg["epochs"] if isinstance(cfg["epochs"], int) else cfg["epochs"][c]
-                before, trained[c] = epochs[number - 1]
-                steps[c] = before, steps[c][0] - before
-        assert sorted(trained) == sorted(final) == sorted(cohort)
-        (lr,) = recorder.lrs[r]
-        one = {
-            "participants": cohort,
-            "lr": lr,
-            "K": [steps[c][0] for c in cohort],
-            "clients_trained": [trained[c] for c in cohort],
-            "K_finetune": [steps[c][1] for c in cohort],
-            "clients": [final[c] for c in cohort],
-            "bytes_down": [recorder.down[r][c] for c in cohort],
-            "bytes_up": [recorder.up[r][c] for c in cohort],
-        }
-        if side := recorder.server_sides[r]["fused"]:
-            one["knowledge"] = [first[c].extras["knowledge"] for c in cohort]
-            one["fused"] = [side[c] for c in cohort]
-        if fusion := recorder.server_sides[r]["fusion"]:
-            place = [fusion.client_ids.index(c) for c in cohort]
-            one["epd"] = fusion.epd[place]
-            one |= {name: getattr(fusion, name)[place][:, place] for name in ("distances", "weights")}
-        rounds.append(one)
-    return {"rounds": rounds}
+    sets = ("transfer",) if "transfer" in inputs else ()
+    run(client, inputs, sets=sets, recorder=recorder)
+    return {"rounds": [of_own_models(recorder, cfg, r) for r in range(len(cfg["schedule"]))]}
+
+
+def of_own_models(recorder: OwnModels, cfg: dict[str, Any], r: int) -> dict[str, Any]:
+    """Return what is compared of a round. Lists have the cohort's order in the schedule."""
+    cohort = cfg["schedule"][r]
+    first, second = recorder.replies[r]
+    trained, final = recorder.models[r]
+    steps = {c: first[c].num_steps for c in cohort}
+    finetune_steps = {c: second[c].num_steps if second else 0 for c in cohort}
+    if not final:
+        # Local has one exchange with two phases.
+        final = dict(trained)
+        for c, epochs in recorder.epochs[r].items():
+            number = cfg["epochs"] if isinstance(cfg["epochs"], int) else cfg["epochs"][c]
+            before, trained[c] = epochs[number - 1]
+            finetune_steps[c] = steps[c] - before
+            steps[c] = before
+    assert sorted(trained) == sorted(final) == sorted(cohort)
+    (lr,) = recorder.lrs[r]
+    found = {
+        "participants": cohort,
+        "lr": lr,
+        "K": [steps[c] for c in cohort],
+        "clients_trained": [trained[c] for c in cohort],
+        "K_finetune": [finetune_steps[c] for c in cohort],
+        "clients": [final[c] for c in cohort],
+        "bytes_down": [recorder.down[r][c] for c in cohort],
+        "bytes_up": [recorder.up[r][c] for c in cohort],
+    }
+    fused = recorder.server_sides[r]["fused"]
+    if fused:
+        found["knowledge"] = [first[c].extras["knowledge"] for c in cohort]
+        found["fused"] = [fused[c] for c in cohort]
+    fusion = recorder.server_sides[r]["fusion"]
+    if fusion:
+        places = [fusion.client_ids.index(c) for c in cohort]
+        found["epd"] = fusion.epd[places]
+        found["distances"] = fusion.distances[places][:, places]
+        found["weights"] = fusion.weights[places][:, places]
+    return found
 
 
 def codistilled(kind: Callable[..., Any], *names: str) -> Callable[[Inputs], dict[str, Any]]:
-    """An adapter of a method with a transfer set; `names` of its own settings."""
+    """Make an adapter of a method with a transfer set.
+
+    Args:
+        kind: Class of the client.
+        names: Names of the client's settings that other such methods lack.
+    """
 
     def adapter(inputs: Inputs) -> dict[str, Any]:
         cfg = inputs["cfg"]

@@ -11,7 +11,7 @@ from fl_lightning import methods as M
 from fl_lightning.functional.state import State, StateLike, clone
 from fl_lightning.types import Broadcast, ClientData, ClientUpdate
 
-from .end_to_end import Adapter, Inputs, Run, whole
+from .end_to_end import Adapter, Inputs, Run, last_own_model, whole
 from .tuned import tuned_rounds
 
 
@@ -21,7 +21,7 @@ def apfl_note(client: Any, update: ClientUpdate) -> dict[str, Any]:
 
 
 def deployed_by_cohort(loop: Any) -> dict[str, Any]:
-    """What the participants of a round deploy after it."""
+    """Return the models that the participants of a round deploy after it."""
     cohort = loop.client.case["cfg"]["schedule"][loop.server.round_idx]
     return {"deployed": [loop.client_model(client_id).state_dict() for client_id in cohort]}
 
@@ -32,12 +32,12 @@ def of_deployed(finished: Run, r: int) -> dict[str, Any]:
 
 def perfedavg(inputs: Inputs) -> dict[str, Any]:
     cfg = inputs["cfg"]
-    kind = partial(M.PerFedAvg, **{name: cfg[name] for name in ("inner_lr", "form", "delta") if name in cfg})
-    asked = dict(cfg.get("fine_tuning") or {})
-    if asked.get("lr") == cfg.get("inner_lr"):
+    settings = {name: cfg[name] for name in ("inner_lr", "form", "delta") if name in cfg}
+    fine_tuning = dict(cfg.get("fine_tuning") or {})
+    if fine_tuning.get("lr") == cfg.get("inner_lr"):
         # The method sets this learning rate, which the case names.
-        asked.pop("lr", None)
-    return tuned_rounds(kind, {**inputs, "cfg": {**cfg, "fine_tuning": asked}})
+        fine_tuning.pop("lr", None)
+    return tuned_rounds(partial(M.PerFedAvg, **settings), {**inputs, "cfg": {**cfg, "fine_tuning": fine_tuning}})
 
 
 class NotingAttention(M.fedamp.FedAMPServer):
@@ -57,19 +57,19 @@ class Started(M.FedAMP):
 
 
 def fedamp_note(client: Any, update: ClientUpdate) -> dict[str, Any]:
-    return {"start": client.round["start"], "personal": next(reversed(client.own_models()), None)}
+    return {"start": client.round["start"], "personal": last_own_model(client)}
 
 
 def fedamp(inputs: Inputs) -> dict[str, Any]:
-    made = NotingAttention()
+    server = NotingAttention()
     schedule = inputs["cfg"]["schedule"]
 
     def side(loop: Any) -> dict[str, Any]:
-        noted = [list(made.noted[client_id].values()) for client_id in schedule[loop.current_epoch]]
+        noted = [list(server.noted[client_id].values()) for client_id in schedule[loop.current_epoch]]
         return {"weights": [torch.tensor(weights, dtype=torch.float64) for weights in noted]}
 
     names = "attention alpha sigma lam self_weight"
-    return whole(Started, names, fedamp_note, side=side, server_module=made)(inputs)
+    return whole(Started, names, note=fedamp_note, side=side, server_module=server)(inputs)
 
 
 class Given(M.ifca.IFCAServer):
@@ -78,21 +78,23 @@ class Given(M.ifca.IFCAServer):
     def drawn(self, cluster: int, names: Sequence[str]) -> State:
         client: Any = self.server.module
         start = dict(self.server.weights)
-        values = iter(torch.from_numpy(client.case["models"][cluster - 1]).split([*sizes_of(client)]))
-        for name, parameter in client.named_parameters():
-            start[name] = next(values).view(parameter.shape)
+        sizes = [parameter.numel() for parameter in client.parameters()]
+        given = torch.from_numpy(client.case["models"][cluster - 1]).split(sizes)
+        for (name, parameter), value in zip(client.named_parameters(), given, strict=True):
+            start[name] = value.view(parameter.shape)
         return {name: start[name].clone() for name in names}
 
 
-def sizes_of(client: Any) -> list[int]:
-    return [parameter.numel() for parameter in client.parameters()]
-
-
 class Chooses(M.IFCA):
-    """Notes the losses by which a client chooses; a part of the net is shared where the case says so."""
+    """Notes the losses by which a client chooses.
+
+    Args:
+        shared: The shared part of the net, `body` or `head`, or None.
+        given: Further settings of IFCA.
+    """
 
     def __init__(self, shared: str | None = None, **given: Any) -> None:
-        super().__init__(shared=shared and f"net.{shared}.*", **given)
+        super().__init__(shared=f"net.{shared}.*" if shared else shared, **given)
 
     def losses(self, models: Sequence[StateLike], local: ClientData) -> Tensor:
         losses = super().losses(models, local)
@@ -102,7 +104,8 @@ class Chooses(M.IFCA):
 
 def ifca_note(client: Any, update: ClientUpdate) -> dict[str, Any]:
     cluster = update.extras["cluster"]
-    return {"choice": None if cluster < 0 else cluster, "losses": client.round.get("losses")}
+    choice = None if cluster < 0 else cluster
+    return {"choice": choice, "losses": client.round.get("losses")}
 
 
 def ifca_side(loop: Any) -> dict[str, Any]:
@@ -127,7 +130,7 @@ E2E: dict[str, Adapter] = {
     "apfl": whole(M.APFL, "alpha adaptive alpha_lr", note=apfl_note, side=deployed_by_cohort, more=of_deployed),
     "perfedavg": perfedavg,
     "fedamp": fedamp,
-    "ifca": whole(Chooses, "k shared", ifca_note, side=ifca_side, more=of_ifca, server_module=Given),
+    "ifca": whole(Chooses, "k shared", note=ifca_note, side=ifca_side, more=of_ifca, server_module=Given),
     "fedbabu": partial(tuned_rounds, M.FedBABU),
-    "pfedme": whole(M.PFedMe, "lam eta inner_steps start", own_model),
+    "pfedme": whole(M.PFedMe, "lam eta inner_steps start", note=own_model),
 }

@@ -7,7 +7,8 @@ import pytest
 from . import (
     adapters_fn,
     adapters_method,
-    baselines,
+    baseline_rounds,
+    baseline_steps,
     changing,
     fedcl,
     feded,
@@ -22,7 +23,19 @@ from . import (
 from .golden import Case, differences, load
 
 HERE = Path(__file__).parent
-PAPERS = (baselines, changing, fedcl, feded, fedka, heterogeneity, knfu, personal, timed, tuned)
+PAPERS = (
+    baseline_rounds,
+    baseline_steps,
+    changing,
+    fedcl,
+    feded,
+    fedka,
+    heterogeneity,
+    knfu,
+    personal,
+    timed,
+    tuned,
+)
 """Modules with tables FN, METHOD and E2E of their own."""
 ADAPTERS = {
     "fn": adapters_fn.ADAPTERS
@@ -70,7 +83,7 @@ def test_case(case: Case) -> None:
             f"adapters_{case.table}.py, or list the name in PENDING there if its issue has not come",
             pytrace=False,
         )
-    found = differences(adapter(case.inputs), case.expected, case.rtol, case.atol, case.id)
+    found = differences(adapter(case.inputs), case.expected, rtol=case.rtol, atol=case.atol, where=case.id)
     more = [f"... and {len(found) - 10} more"] if len(found) > 10 else []
     if found:
         pytest.fail("\n".join(found[:10] + more), pytrace=False)
@@ -104,5 +117,5 @@ STACKED = [case for case in load(HERE / "scenarios_0.json") if case.name == "sce
 def test_clients_whose_data_change_are_trained_in_stacks_as_well(stacked: Case) -> None:
     """FedLwF has a teacher for each client, so that it is never stacked."""
     values = changing.run_tasks(stacked.inputs, chunk=4)
-    found = differences(values, stacked.expected, stacked.rtol, stacked.atol, stacked.id)
+    found = differences(values, stacked.expected, rtol=stacked.rtol, atol=stacked.atol, where=stacked.id)
     assert not found, "\n".join(found[:10])

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
-import torch
 from torch import Tensor
 from torch.optim import SGD
 
@@ -15,10 +14,10 @@ from fl_lightning.aggregation import Aggregator, FedAsync, FedBuff, Pacing, Roun
 from fl_lightning.data import FixedPartition, TensorSource
 from fl_lightning.data.devices import Devices
 from fl_lightning.methods import SCAFFOLD, FedAvg, FedProx
+from tests.toys import trainer
 
-from .end_to_end import GoldenNet
-
-Inputs = dict[str, Any]
+from .adapters_fn import Inputs
+from .end_to_end import joined, linear_net
 
 CLIENTS = {"FedAvg": FedAvg, "FedProx": FedProx, "SCAFFOLD": SCAFFOLD}
 
@@ -26,21 +25,19 @@ CLIENTS = {"FedAvg": FedAvg, "FedProx": FedProx, "SCAFFOLD": SCAFFOLD}
 def pacing_of(case: Inputs) -> Pacing:
     rule = case["rule"]
     if rule["kind"] == "sync":
-        return Rounds(**given(case, "deadline", "late", "over_selection"))
+        return Rounds(**given(case, ("deadline", "late", "over_selection")))
     kind = {"FedBuff": FedBuff, "FedAsync": FedAsync}[rule["kind"]]
-    settings = given(case, "buffer", "timeout", "max_staleness") | given(rule, "a", "b", "alpha")
+    settings = given(case, ("buffer", "timeout", "max_staleness")) | given(rule, ("a", "b", "alpha"))
     return kind(form=rule["staleness"], **settings)
 
 
-def given(case: Inputs, *names: str) -> Inputs:
+def given(case: Inputs, names: tuple[str, ...]) -> Inputs:
     return {name: case[name] for name in names if name in case}
 
 
 def loop_of(case: Inputs, **settings: Any) -> FederatedLoop:
-    layers = [["linear", len(case["W0"][0]), len(case["W0"])]]
-    init = torch.tensor(np.concatenate([np.ravel(case["W0"]), np.ravel(case["b0"])]))
-    net = partial(GoldenNet, layers=layers, init=init)
     own = {"mu": case["mu"]} if case["method"] == "FedProx" else {}
+    net = linear_net(case["W0"], case["b0"])
     client = CLIENTS[case["method"]](net=net, optimizer=partial(SGD, lr=case["lr"]), **own)
     rule = case["rule"]
     server_lr = rule.get("server_lr", 1.0)
@@ -55,14 +52,12 @@ def loop_of(case: Inputs, **settings: Any) -> FederatedLoop:
 
 
 def data_of(case: Inputs, **settings: Any) -> FederatedDataModule:
-    x = [np.array(client["x"]) for client in case["clients"]]
-    y = [np.array(client["y"], dtype=np.int64) for client in case["clients"]]
-    samples = torch.from_numpy(np.concatenate(x)), torch.from_numpy(np.concatenate(y))
-    parts = np.split(np.arange(len(samples[0])), np.cumsum([len(part) for part in x])[:-1])
+    data = [(np.array(client["x"]), np.array(client["y"], dtype=np.int64)) for client in case["clients"]]
+    samples, parts = joined(data)
     return FederatedDataModule(
         source=TensorSource(train=samples, test=samples, num_classes=len(case["W0"])),
-        partition=FixedPartition([part.tolist() for part in parts]),
-        num_clients=len(x),
+        partition=FixedPartition(parts),
+        num_clients=len(parts),
         cohort_size=case.get("size", case["concurrency"]),
         sampling_seed=case["seed"],
         shuffle=False,
@@ -73,7 +68,7 @@ def data_of(case: Inputs, **settings: Any) -> FederatedDataModule:
 
 
 class Watch(pl.Callback):
-    """What a run had after each round."""
+    """Notes the weights, the controls, the metrics and the clients' steps of each round."""
 
     def __init__(self) -> None:
         self.weights: list[list[Any]] = []
@@ -99,24 +94,12 @@ def by_entry(state: Any) -> list[Any]:
     return [values["weight"].tolist(), values["bias"].tolist()]
 
 
-def trainer_of(rounds: int, *callbacks: pl.Callback, **settings: Any) -> pl.Trainer:
-    off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-    quiet = dict.fromkeys(off, False)
-    return pl.Trainer(
-        max_epochs=rounds,
-        accelerator="cpu",
-        precision="64-true",
-        limit_val_batches=0,
-        callbacks=list(callbacks),
-        **{**quiet, **settings},
-    )
-
-
 def run(case: Inputs) -> dict[str, Any]:
-    """What a case expects, from the loop: the schedule too is that of the run."""
+    """Return what a case expects, from the loop. The schedule too is that of the run."""
     watch = Watch()
     loop = loop_of(case)
-    trainer_of(case["rounds"], watch).fit(loop, datamodule=data_of(case))
+    fitting = trainer(case["rounds"], precision="64-true", limit_val_batches=0, callbacks=[watch])
+    fitting.fit(loop, datamodule=data_of(case))
     timeline = loop._rounds.pace.timeline
     is_sync = case["rule"]["kind"] == "sync"
     schedule = []
@@ -125,10 +108,16 @@ def run(case: Inputs) -> dict[str, Any]:
         timed = timeline.round(round_idx)
         started += len(timed.started)
         arrivals = [[job.client_id, job.version] for job in timed.arrivals]
+        if is_sync:
+            arrivals.sort()
         row = watch.rows[round_idx]
-        found = {"arrivals": sorted(arrivals) if is_sync else arrivals, "seconds": row["time/seconds"]}
-        found |= {"lost": row.get("time/lost", 0.0), "started": started}
-        found["steps"] = [steps for _, steps in sorted(watch.steps[round_idx].items())]
+        found = {
+            "arrivals": arrivals,
+            "seconds": row["time/seconds"],
+            "lost": row.get("time/lost", 0.0),
+            "started": started,
+            "steps": [steps for _, steps in sorted(watch.steps[round_idx].items())],
+        }
         schedule.append(found)
     return {
         "schedule": schedule,
@@ -139,8 +128,10 @@ def run(case: Inputs) -> dict[str, Any]:
 
 
 def starts_of(timeline: Any, rounds: int, *, is_sync: bool) -> list[dict[str, Any]]:
-    """The starts up to the last step, with those that fill the slots that the step leaves."""
-    jobs = [job for round_idx in range(rounds) for job in timeline.round(round_idx).started]
+    """Return the starts up to the last step, with the starts that fill the slots that the step leaves."""
+    jobs = []
+    for round_idx in range(rounds):
+        jobs += timeline.round(round_idx).started
     if not is_sync:
         end = timeline.round(rounds - 1).end
         free = len(timeline.round(rounds - 1).arrivals)

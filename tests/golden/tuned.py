@@ -13,12 +13,16 @@ TRAINS = {"head": ["net.head.*"], "body": ["net.body.*"], None: None}
 
 
 def settings_of(given: dict[str, Any]) -> FineTuning:
-    named = {"max_steps" if name == "steps" else name: value for name, value in given.items()}
-    return FineTuning(**{**named, "trains": TRAINS[named.get("trains")]})
+    """Return the settings of a case, where `steps` is the largest number of steps."""
+    settings = dict(given)
+    if "steps" in settings:
+        settings["max_steps"] = settings.pop("steps")
+    settings["trains"] = TRAINS[settings.get("trains")]
+    return FineTuning(**settings)
 
 
 def models_and_mean(loop: FederatedLoop) -> dict[str, Any]:
-    """What all clients with test samples have after a round, once they are fine-tuned."""
+    """Return the fine-tuned models of all clients with test samples after a round, and their mean accuracy."""
     means, of_clients = loop.evaluation.of_clients.evaluate(loop.server.round_idx, "validation")
     models = [loop.client_model(client_id, tuned=True) for client_id in of_clients]
     return {"alma": means["local/tuned/alma"], "states": [model.state_dict() for model in models]}
@@ -37,10 +41,10 @@ def tuned_rounds(kind: Any, inputs: Inputs) -> dict[str, Any]:
         evaluate_clients_every=1,
     )
     found: list[dict[str, Any]] = rounds(finished)["rounds"]
-    for one in found:
-        states: list[State] = one.pop("states")
-        one["tuned"] = [finished.weights(state) for state in states]
-        one["tuned_buffers"] = [finished.buffers(state) for state in states]
+    for of_round in found:
+        states: list[State] = of_round.pop("states")
+        of_round["tuned"] = [finished.weights(state) for state in states]
+        of_round["tuned_buffers"] = [finished.buffers(state) for state in states]
     return {"rounds": found}
 
 

@@ -1,4 +1,4 @@
-"""What the tests of the hooks share."""
+"""Methods and a callback that the tests of the hooks share."""
 
 from functools import partial
 from types import SimpleNamespace
@@ -17,11 +17,11 @@ Linear = partial(Perceptron, hidden=())
 FLOATS = 4 * 8 + 8 + 4 * 8 + 8 * 3 + 3
 """Float entries of BatchNormNet: two linear layers, BatchNorm's weight, bias and two running statistics."""
 BYTES = 4 * FLOATS + 8
-"""Of all its entries: float32, and an int64 that counts batches."""
+"""Bytes of all entries of BatchNormNet: float32, and an int64 that counts batches."""
 
 
 class Updates(pl.Callback):
-    """Copies of every update, by round and client (the last exchange's), and of the global weights after each round."""
+    """Copies the updates of each round's last exchange by client, and the global weights after each round."""
 
     def __init__(self):
         self.rounds = []
@@ -41,21 +41,22 @@ class Updates(pl.Callback):
 
 
 class Quadratic(pl.LightningModule):
-    """A module without logits."""
+    """Is a module without logits."""
 
     def __init__(self):
         super().__init__()
         self.w = nn.Linear(4, 1)
 
     def training_step(self, batch, batch_idx):
-        return self.w(batch[0]).square().mean()
+        x, _ = batch
+        return self.w(x).square().mean()
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 class SCAFFOLDServer(ServerModule):
-    """Any rule for the weights; c <- c + (1/N) sum_i (c_i+ - c_i) (line 17)."""
+    """Keeps any rule for the weights, and computes c <- c + (1/N) sum_i (c_i+ - c_i) (line 17)."""
 
     def setup(self):
         self.control = self.server_state(self.server.trainable)
@@ -72,7 +73,7 @@ class SCAFFOLDServer(ServerModule):
 
 
 class SCAFFOLD(ClientModule):
-    """The whole method in one screen (Karimireddy et al. 2020, Algorithm 1, Option II)."""
+    """Is the whole method in one screen (Karimireddy et al. 2020, Algorithm 1, Option II)."""
 
     server_class = SCAFFOLDServer
     needs = frozenset({"accumulated_lr"})
@@ -91,13 +92,14 @@ class SCAFFOLD(ClientModule):
         c_i = self.round["c_i"]
         if not self.num_steps:
             return {"control_delta": S.zeros_like(c_i)}
-        delta = S.sub(S.scale(S.sub(self.received, self.params()), 1 / self.accumulated_lr), c)
+        moved = S.sub(self.received, self.params())
+        delta = S.sub(S.scale(moved, 1 / self.accumulated_lr), c)
         self.memory["control"] = S.add(c_i, delta)
         return {"control_delta": delta}
 
 
 class Median(GatheringAggregator):
-    """Of every trainable entry the median over the clients with samples."""
+    """Takes the median of every trainable entry over the clients with samples."""
 
     def reduce(self, updates):
         assert list(updates) == sorted(updates)

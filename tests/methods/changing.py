@@ -15,4 +15,5 @@ def changing(rounds_per_task=2, **settings):
 
 
 def run(kind, rounds=4, data=None, net=BatchNormNet, **settings):
-    return fit(kind(net=net, optimizer=sgd(), **settings), rounds, changing() if data is None else data)
+    client = kind(net=net, optimizer=sgd(), **settings)
+    return fit(client, rounds, changing() if data is None else data)

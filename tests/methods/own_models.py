@@ -1,4 +1,4 @@
-"""What the tests of KnFu, FedMD and Local share: three architectures, a transfer set, models of the store."""
+"""Three architectures, a transfer set and models of the store, for the tests of KnFu, FedMD and Local."""
 
 from functools import partial
 
@@ -18,16 +18,18 @@ TRANSFER = 11
 
 
 def transfer_data(dtype=torch.float32, number=TRANSFER, **settings):
-    """The toy clients, and a transfer set that everyone holds."""
+    """Return the toy clients, and a transfer set that all parties have."""
     source = TensorSource(samples(number, seed=5, dtype=dtype), samples(2, dtype=dtype), num_classes=3)
     return toy_data(dtype=dtype, extra_splits={"transfer": source}, **settings)
 
 
 def model_of(loop, client_id):
-    """A client's own net as it lies in the store, or as it begins."""
+    """Return the entries of a client's own net in the store, or those with which it begins."""
     net = loop.client.net
     state = loop.store.personal(client_id) or loop.initial_personal
-    place = f"net.nets.{client_id % len(net.nets)}." if isinstance(net, HeterogeneousNets) else "net."
+    place = "net."
+    if isinstance(net, HeterogeneousNets):
+        place = f"net.nets.{client_id % len(net.nets)}."
     return {name.removeprefix(place): value for name, value in state.items() if name.startswith(place)}
 
 
@@ -35,8 +37,8 @@ def models_of(loop):
     return [model_of(loop, client_id) for client_id in range(loop.data.num_clients)]
 
 
-def stepped(net, batches, loss, lr, momentum):
-    """One fresh SGD over (batch, rows) pairs, by hand."""
+def stepped(net, batches, loss, *, lr, momentum):
+    """Train a net by a fresh SGD over (batch, rows) pairs."""
     optimizer = torch.optim.SGD(net.parameters(), lr=lr, momentum=momentum)
     for batch, rows in batches:
         optimizer.zero_grad()

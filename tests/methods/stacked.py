@@ -7,13 +7,18 @@ from torch.func import functional_call, grad_and_value, vmap
 from fl_lightning import ClientModule
 
 
+def ignore(*args, **kwargs):
+    """Log nothing, since `vmap` could not."""
+
+
 class Step(nn.Module):
-    """A client's training step as a module's forward."""
+    """Makes a client's training step the forward of a module."""
 
     def __init__(self, client: ClientModule) -> None:
         super().__init__()
         self.client = client
-        client.log = client.log_dict = lambda *args, **kwargs: None
+        client.log = ignore
+        client.log_dict = ignore
         client.fix_trainable()
 
     def forward(self, batch):
@@ -21,33 +26,49 @@ class Step(nn.Module):
 
 
 def stacked_and_alone(client: ClientModule, buffers, x, y):
-    """Losses and gradients of K clients, by vmap and one by one.
+    """Compute the gradients and losses of K clients by vmap, and one by one.
 
     Args:
-        client: built, its teachers made.
-        buffers: round buffers of all clients, each (K, ...).
-        x: samples, (K, B, ...).
-        y: targets, (K, B).
+        client: The client, with its teachers.
+        buffers: Round buffers of all clients, each (K, ...).
+        x: Samples, (K, B, ...).
+        y: Targets, (K, B).
+
+    Returns:
+        The gradients by name, each (K, ...), and the losses, (K,), of both.
     """
     step = Step(client)
     number = len(x)
-    params = {name: value.detach() for name, value in step.named_parameters()}
-    params = {name: torch.stack([value + 0.05 * k for k in range(number)]) for name, value in params.items()}
+    params = {}
+    for name, value in step.named_parameters():
+        params[name] = torch.stack([value.detach() + 0.05 * k for k in range(number)])
     others = {name: torch.stack([value] * number) for name, value in step.named_buffers()}
 
-    def loss(params, others, buffers, x, y):
+    def loss(params, others, buffers, batch):
         client.context.round = buffers
-        return functional_call(step, (params, others), ((x, y),))
+        return functional_call(step, (params, others), (batch,))
 
-    def of(k, state):
-        return {name: of(k, value) if isinstance(value, dict) else value[k] for name, value in state.items()}
+    # vmap takes its arguments by position.
+    of_all = (params, copied(others), buffers, (x, y))
+    together = vmap(grad_and_value(loss))(*of_all)
+    gradients = []
+    losses = []
+    for k in range(number):
+        of_client = (row(params, k), copied(row(others, k)), row(buffers, k), (x[k], y[k]))
+        gradient, value = grad_and_value(loss)(*of_client)
+        gradients.append(gradient)
+        losses.append(value)
+    stacked = {name: torch.stack([gradient[name] for gradient in gradients]) for name in params}
+    return together, (stacked, torch.stack(losses))
 
-    together = vmap(grad_and_value(loss))(params, {n: v.clone() for n, v in others.items()}, buffers, x, y)
-    alone = [
-        grad_and_value(loss)(
-            of(k, params), {n: v.clone() for n, v in of(k, others).items()}, of(k, buffers), x[k], y[k]
-        )
-        for k in range(number)
-    ]
-    gradients = {name: torch.stack([gradient[name] for gradient, _ in alone]) for name in params}
-    return together, (gradients, torch.stack([value for _, value in alone]))
+
+def row(state, k):
+    """Return the values of client k in nested states of all clients."""
+    found = {}
+    for name, value in state.items():
+        found[name] = row(value, k) if isinstance(value, dict) else value[k]
+    return found
+
+
+def copied(state):
+    return {name: value.clone() for name, value in state.items()}

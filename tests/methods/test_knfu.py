@@ -134,7 +134,7 @@ def run_by_hand(nets, data, schedule, epochs, finetune_epochs, size, lam, temper
 
     for round_idx, cohort in enumerate(schedule):
         for client_id in cohort:
-            stepped(nets[client_id], own(client_id, round_idx), ce, 0.1, 0.9)
+            stepped(nets[client_id], own(client_id, round_idx), ce, lr=0.1, momentum=0.9)
         F_n = torch.stack([(nets[c](x_t) / temperature).softmax(-1).detach() for c in cohort])
         fused = fused_by_hand(F_n, beta)
         for place, client_id in enumerate(cohort):
@@ -145,7 +145,7 @@ def run_by_hand(nets, data, schedule, epochs, finetune_epochs, size, lam, temper
                 assert torch.equal(batch[1], y_t[rows])
                 return ce(net, batch, rows) + lam**2 * kl
 
-            stepped(nets[client_id], common(client_id, round_idx), loss, 0.1, 0.9)
+            stepped(nets[client_id], common(client_id, round_idx), loss, lr=0.1, momentum=0.9)
     return nets
 
 

@@ -28,7 +28,9 @@ def test_three_architectures_against_a_loop_by_hand():
             for epochs in ([0], [1, 2]):  # the second stretch goes on in a new order
                 view = data.view(client_id, round_idx)
                 batches = [(batch, None) for epoch in epochs for batch in view.batches("train", epoch)]
-                stepped(wanted[client_id], batches, lambda net, b, _: F.cross_entropy(net(b[0]), b[1]), 0.1, 0.9)
+                stepped(
+                    wanted[client_id], batches, lambda net, b, _: F.cross_entropy(net(b[0]), b[1]), lr=0.1, momentum=0.9
+                )
     for client_id, net in enumerate(wanted):
         torch.testing.assert_close(model_of(loop, client_id), dict(net.state_dict()), rtol=1e-9, atol=1e-12)
 

@@ -50,8 +50,8 @@ def test_the_invariant_holds_where_a_client_is_skipped():
 @pytest.mark.parametrize(("momentum", "lr"), [pytest.param(0.0, 0.1, marks=pytest.mark.slow), (0.9, 0.03)])
 def test_it_reaches_the_optimum_that_fedavg_misses(momentum, lr):
     """Unequal quadratics, unequal work, partial participation; inside momentum, too."""
-    _, missed = solve(FedAvg, 60, PARTIAL, lr, momentum)
-    _, gap = solve(SCAFFOLD, 60, PARTIAL, lr, momentum)
+    _, missed = solve(FedAvg, 60, PARTIAL, lr=lr, momentum=momentum)
+    _, gap = solve(SCAFFOLD, 60, PARTIAL, lr=lr, momentum=momentum)
     assert missed > 0.02
     assert gap < missed / 50
 

@@ -105,7 +105,7 @@ def test_fine_tuning_by_hand():
         return 4.0 * F.cross_entropy(net(x), target)
 
     assert len(rows) > 5
-    stepped(net, batches, loss, 0.1, 0.9)
+    stepped(net, batches, loss, lr=0.1, momentum=0.9)
     torch.testing.assert_close(model_of(loop, 0), dict(net.state_dict()), rtol=1e-9, atol=1e-12)
 
 

@@ -10,7 +10,8 @@ from fl_lightning.methods import SCAFFOLD
 from fl_lightning.types import Read, Sent
 from tests.toys import BatchNormNet, fit, sgd
 from tools.measure_methods import declared, entries
-from tools.measurement_runs import measurement_run, silent
+from tools.measurement_runs import measurement_run
+from tools.quiet import silent
 
 KINDS = {  # of what is sent, by its name in the messages
     "weights": "weights",

@@ -1,6 +1,6 @@
-"""Every metric of the package with a stream of batches, and the script that takes it apart for two processes.
+"""Holds a stream of batches for every metric of the package, and a script that divides it between two processes.
 
-`python streams.py FILE` writes what two processes make of every stream, each given every other batch.
+`python streams.py FILE` writes the values of every metric in two processes, of which each gets every other batch.
 """
 
 import json
@@ -26,17 +26,21 @@ def draw(*shape, seed):
 
 
 def answers(seed, size=12, classes=C - 1):
-    """Scores and targets; the last class has no samples."""
+    """Return scores and targets. The last class has no samples."""
     generator = torch.Generator().manual_seed(seed + 100)
     return draw(size, C, seed=seed), torch.randint(classes, (size,), generator=generator)
 
 
 def of_model():
-    return [dict(zip(("preds", "target"), answers(seed), strict=True)) for seed in range(4)]
+    found = []
+    for seed in range(4):
+        preds, target = answers(seed)
+        found.append({"preds": preds, "target": target})
+    return found
 
 
 def by_round():
-    """Two batches in each of two rounds."""
+    """Return two batches in each of two rounds."""
     return [{**batch, "round_idx": i // 2} for i, batch in enumerate(of_model())]
 
 
@@ -47,9 +51,8 @@ def by_client():
 def of_two_models():
     found = []
     for i, batch in enumerate(of_model()):
-        found.append(
-            {"global_preds": batch["preds"], "local_preds": draw(12, C, seed=i + 50), "target": batch["target"]}
-        )
+        local_preds = draw(12, C, seed=i + 50)
+        found.append({"global_preds": batch["preds"], "local_preds": local_preds, "target": batch["target"]})
     return found
 
 
@@ -62,25 +65,40 @@ def moves():
 
 
 def states():
-    return [
-        {name: {"a": draw(2, 3, seed=seed + k)} for k, name in enumerate(("weights", "other"))} for seed in range(4)
-    ]
+    found = []
+    for seed in range(4):
+        weights = {"a": draw(2, 3, seed=seed)}
+        other = {"a": draw(2, 3, seed=seed + 1)}
+        found.append({"weights": weights, "other": other})
+    return found
 
 
 def activations():
-    batches = of_model()
-    names = ("first", "second")
-    return [
-        {**{n: draw(12, D, seed=i + 10 * k).relu() for k, n in enumerate(names)}, "target": batch["target"]}
-        for i, batch in enumerate(batches)
-    ]
+    found = []
+    for i, batch in enumerate(of_model()):
+        first = draw(12, D, seed=i).relu()
+        second = draw(12, D, seed=i + 10).relu()
+        found.append({"first": first, "second": second, "target": batch["target"]})
+    return found
 
 
 def by_stage():
-    """Accuracies before training and after four stages."""
+    """Return accuracies before training and after four stages."""
     drawn = draw(5, 3, seed=0).sigmoid()
     trained = [[], [0], [0, 1], [1], [2]]
     return [{"accuracies": drawn[i], "trained": trained[i], "stage": i} for i in range(5)]
+
+
+def logits():
+    return [{"logits": batch["preds"], "target": batch["target"]} for batch in of_model()]
+
+
+def only_preds():
+    return [{"preds": batch["preds"]} for batch in of_model()]
+
+
+def messages():
+    return [{"down": {"w": torch.zeros(i)}, "up": {"w": torch.zeros(2), "norm": 0.5}} for i in range(4)]
 
 
 STREAMS = {
@@ -90,10 +108,7 @@ STREAMS = {
     "OutLocalAccuracy": (lambda: M.OutLocalAccuracy(COUNTS[0]), of_model),
     "DistributionDistance": (lambda: M.DistributionDistance(COUNTS), of_model),
     "ClassGroupAccuracy": (lambda: M.ClassGroupAccuracy(COUNTS[0]), of_model),
-    "ClassifierScores": (
-        lambda: M.ClassifierScores(C),
-        lambda: [{"logits": batch["preds"], "target": batch["target"]} for batch in of_model()],
-    ),
+    "ClassifierScores": (lambda: M.ClassifierScores(C), logits),
     "Forgetting": (lambda: M.Forgetting(C), by_round),
     "PredictionConsistency": (lambda: M.PredictionConsistency(C), by_round),
     "RoundsToTarget": (lambda: M.RoundsToTarget(0.5), points),
@@ -114,19 +129,14 @@ STREAMS = {
     "GradientDiversity": (lambda: M.GradientDiversity(D), moves),
     "WeightDivergence": (lambda: M.WeightDivergence(order=2), states),
     "WeightAlignment": (lambda: M.WeightAlignment(C, D), activations),
-    "EstimatedDistribution": (
-        lambda: M.EstimatedDistribution(C),
-        lambda: [{"preds": batch["preds"]} for batch in of_model()],
-    ),
-    "CommunicationCost": (
-        M.CommunicationCost,
-        lambda: [{"down": {"w": torch.zeros(i)}, "up": {"w": torch.zeros(2), "norm": 0.5}} for i in range(4)],
-    ),
+    "EstimatedDistribution": (lambda: M.EstimatedDistribution(C), only_preds),
+    "CommunicationCost": (M.CommunicationCost, messages),
 }
+"""The function that makes each metric, and the function that makes its stream."""
 
 
 def fed(name, batches=slice(None)):
-    """The metric after its batches."""
+    """Return a metric after its batches."""
     make, stream = STREAMS[name]
     metric = make()
     for batch in stream()[batches]:
@@ -135,12 +145,16 @@ def fed(name, batches=slice(None)):
 
 
 def plain(value):
-    return {k: v.tolist() for k, v in value.items()} if isinstance(value, dict) else value.tolist()
+    if isinstance(value, dict):
+        return {name: each.tolist() for name, each in value.items()}
+    return value.tolist()
 
 
 def process(rank, file, parts):
     torch.distributed.init_process_group("gloo", init_method=f"file://{file}.init", rank=rank, world_size=2)
-    found = {how: {n: plain(fed(n, slices[rank]).compute()) for n in STREAMS} for how, slices in parts.items()}
+    found = {}
+    for division, slices in parts.items():
+        found[division] = {name: plain(fed(name, slices[rank]).compute()) for name in STREAMS}
     torch.distributed.barrier()
     if rank == 0:
         Path(file).write_text(json.dumps(found))
@@ -151,6 +165,7 @@ PARTS = {
     "every other batch": (slice(0, None, 2), slice(1, None, 2)),
     "none for the second": (slice(None), slice(0)),
 }
+"""The batches of each process, by division."""
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

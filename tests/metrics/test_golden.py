@@ -118,4 +118,4 @@ def test_case(case):
     found = CLASSES[case.name](case.inputs)
     expected = {name: case.expected[name] for name in case.expected if name in found}
     assert expected
-    assert golden.differences(found, expected, case.rtol, case.atol, case.id) == []
+    assert golden.differences(found, expected, rtol=case.rtol, atol=case.atol, where=case.id) == []

@@ -1,4 +1,4 @@
-"""A source of random images in the shape and with the classes of a data set, few of them."""
+"""A source of few random images with the shape and the classes of a data set."""
 
 import torch
 
@@ -12,21 +12,30 @@ SHAPES = {
     "TinyImageNet": (3, 64, 64, 200),
     "PooledSource": (1, 28, 28, 10),
 }
+"""Shape of a sample, and the number of classes."""
 
 
 class TinyImages(TensorSource):
-    """Random images.
+    """Holds random images.
 
     Args:
-        like: name of the class of a source.
+        like: Name of the class of a source.
     """
 
     def __init__(self, like: str) -> None:
         *shape, classes = SHAPES[like]
-        train = max(1000 // classes, 10)  # of each class; 100 clients with ten shards need 1,000 images
-        test = torch.arange(20) % classes  # of the first classes: evaluating is most of a large net's two rounds
-        splits = []
-        for y in (torch.arange(classes).repeat_interleave(train), test):
-            splits.append((torch.rand(len(y), *shape, generator=torch.Generator().manual_seed(0)), y))
-        super().__init__(*splits, num_classes=classes)
+        # 100 clients with ten shards need 1,000 images.
+        train_of_class = max(1000 // classes, 10)
+        train_labels = torch.arange(classes).repeat_interleave(train_of_class)
+        # The first classes are tested. Evaluating is most of the time of a large net's two rounds.
+        test_labels = torch.arange(20) % classes
+        super().__init__(
+            train=(random_images(len(train_labels), shape), train_labels),
+            test=(random_images(len(test_labels), shape), test_labels),
+            num_classes=classes,
+        )
         self.like = like
+
+
+def random_images(n: int, shape: list[int]) -> torch.Tensor:
+    return torch.rand((n, *shape), generator=torch.Generator().manual_seed(0))

@@ -1,6 +1,6 @@
 """Modules and data that ask how many processes there are, and the script that runs them.
 
-`python alone.py FOLDER DEVICES` writes what every rank sees of each case to FOLDER/DEVICES-RANK.json.
+`python alone.py FOLDER DEVICES` writes what every rank sees to FOLDER/DEVICES-RANK.json.
 """
 
 import json
@@ -23,6 +23,7 @@ from torchmetrics.classification import MulticlassF1Score
 
 from fl_lightning import FederatedDataModule, FederatedLoop
 from fl_lightning.client.hooks import FORWARDED
+from tests.processes.strategies import parallel
 from tests.toys import samples, trainer
 
 DEVICES = 2
@@ -32,11 +33,11 @@ DATA_HOOKS = sorted(name for name in vars(DataHooks) if not name.startswith("_")
 
 
 def seen_by(part):
-    """Return what a module or data module sees of the processes. `global_rank` of a module is asked of both."""
-    seen = [getattr(part.trainer, name) for name in ASKED]
+    """Return what a module or data module sees of the processes. A module and its trainer have the same rank."""
     assert isinstance(part.trainer, pl.Trainer)
-    assert getattr(part, "global_rank", seen[1]) == seen[1]
-    return seen
+    rank = part.trainer.global_rank
+    assert getattr(part, "global_rank", rank) == rank
+    return [getattr(part.trainer, name) for name in ASKED]
 
 
 def watched(kind, names):
@@ -95,7 +96,8 @@ def dividing(package):
 
         def setup(self, stage):
             x, y = samples(48)
-            rank, world = self.trainer.global_rank, self.trainer.world_size
+            rank = self.trainer.global_rank
+            world = self.trainer.world_size
             self.train = TensorDataset(x[rank::world], y[rank::world])
 
         def train_dataloader(self):
@@ -106,19 +108,7 @@ def dividing(package):
 
         test_dataloader = predict_dataloader = val_dataloader
 
-    hooks = [
-        *sorted(FORWARDED),
-        "configure_optimizers",
-        "training_step",
-        "validation_step",
-        "test_step",
-        "predict_step",
-    ]
-    return watched(Net, hooks), watched(Data, DATA_HOOKS)
-
-
-def parallel(devices):
-    return {"devices": devices, "strategy": "client_parallel" if devices > 1 else "auto"}
+    return watched(Net, [*sorted(FORWARDED), *STEPS]), watched(Data, DATA_HOOKS)
 
 
 def run(package, folder, devices):
@@ -130,11 +120,12 @@ def run(package, folder, devices):
     datamodule = data_kind()
     data = FederatedDataModule.from_datamodule(datamodule, num_clients=4, eval_batch_size=4)
     loop = FederatedLoop(module, seed=3)
-    rows = {}
-    for name in ("fit", "validate", "test", "predict"):
-        getattr(trainer(2, folder, **parallel(devices)), name)(loop, datamodule=data)
-        rows = rows or dict(loop.round_metrics)
-    return {"weights": module.net.weight.tolist(), "row": rows, "module": module.seen, "data": datamodule.seen}
+    trainer(2, folder, **parallel(devices)).fit(loop, datamodule=data)
+    row = dict(loop.round_metrics)
+    for name in ("validate", "test", "predict"):
+        evaluate = getattr(trainer(2, folder, **parallel(devices)), name)
+        evaluate(loop, datamodule=data)
+    return {"weights": module.net.weight.tolist(), "row": row, "module": module.seen, "data": datamodule.seen}
 
 
 if __name__ == "__main__":

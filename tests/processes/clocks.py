@@ -1,4 +1,4 @@
-"""Run by test_clocks.py: fits a module with a schedule over all rounds in a number of processes, in a folder."""
+"""Fits a module with a schedule over all rounds in a number of processes, in a folder, for test_clocks.py."""
 
 import json
 import random
@@ -13,11 +13,12 @@ from torch import nn
 from torch.optim import lr_scheduler as schedules
 
 from fl_lightning import FederatedLoop
+from tests.processes.strategies import forked
 from tests.toys import toy_data, trainer
 
 
 class Net(pl.LightningModule):
-    """Its loss depends on the epoch and the step, and its schedule on the length of the run."""
+    """Has a loss that depends on the epoch and the step, and a schedule that depends on the length of the run."""
 
     def __init__(self):
         super().__init__()
@@ -30,11 +31,15 @@ class Net(pl.LightningModule):
         assert world == (1, 0, 1, 1)
         self.log_dict({"at/epoch": float(self.current_epoch), "at/step": float(self.global_step)})
         self.log("at/steps", float(self.trainer.estimated_stepping_batches))
-        return F.cross_entropy(self.net(batch[0]), batch[1]) / (1 + self.current_epoch + 0.1 * self.global_step)
+        return self.loss(batch) / (1 + self.current_epoch + 0.1 * self.global_step)
 
     def validation_step(self, batch, batch_idx):
         drawn = torch.rand(()) + random.random() + np.random.rand()
-        self.log("val_loss", F.cross_entropy(self.net(batch[0]), batch[1]) + drawn)
+        self.log("val_loss", self.loss(batch) + drawn)
+
+    def loss(self, batch):
+        x, y = batch
+        return F.cross_entropy(self.net(x), y)
 
     def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.5)
@@ -56,8 +61,7 @@ def run(num_processes, folder):
     folder.mkdir()
     rows = Rows()
     loop = FederatedLoop(Net(), local_epochs=2, seed=3, threads=1)
-    strategy = {"strategy": "client_parallel_fork", "devices": 2} if num_processes == 2 else {}
-    fit = trainer(4, callbacks=[rows, Write(folder, rows)], **strategy)
+    fit = trainer(4, callbacks=[rows, Write(folder, rows)], **forked(num_processes))
     fit.fit(loop, datamodule=toy_data((16, 12, 5, 9), cohort_size=3, eval_batch_size=7))
 
 

@@ -1,8 +1,7 @@
-"""`python ends.py FOLDER CASE...`: runs of two processes through the command line, each with a mishap.
+"""Runs two processes through the command line with a mishap each: `python ends.py FOLDER CASE...`.
 
-A case is `HOW,RANK,START[,ROUND]` with START popen, fork, spawn or torchrun. All are forked from this process, so that
-nothing is imported twice, each in a session and a folder of its own. What they print and how they end goes to
-FOLDER/CASE.json.
+A case is `HOW,RANK,START[,ROUND]` with START popen, fork, spawn or torchrun. All runs are forked from this process, so
+that nothing is imported twice. Each has a session and a folder of its own. FOLDER/CASE.json gets output and end.
 """
 
 import json
@@ -19,6 +18,7 @@ import psutil
 
 from fl_lightning.__main__ import main
 from tests.commands import CONFIGS
+from tests.processes.forked import exit_code
 from tests.processes.mishap import STARTER
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,11 +33,15 @@ STARTED_BY_COMMAND = {
     "popen": ["-m", "fl_lightning"],
     "torchrun": ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "fl_lightning"],
 }
-"""Arguments of Python where each rank has a command line of its own."""
+"""Arguments of Python for a start by which each rank has a command line of its own."""
 
 
-def words(how, rank, start, round_idx=1):
-    start = start.replace("torchrun", "popen")  # Lightning sees that torchrun has started the ranks
+def words(case):
+    """Return the command line of a case."""
+    how, rank, start, *rounds = case
+    round_idx = rounds[0] if rounds else 1
+    # Lightning sees that torchrun has started the ranks.
+    start = start.replace("torchrun", "popen")
     strategy = "fl_lightning.distributed.ClientParallelStrategy"
     mishap = f"--trainer.callbacks tests.processes.mishap.Mishap --trainer.callbacks.how {how}"
     return (
@@ -50,7 +54,7 @@ def words(how, rank, start, round_idx=1):
 
 
 def start_run(folder, case):
-    """Start a run in a session of its own; returns its process id."""
+    """Start a run in a session of its own, and return its process id."""
     child = os.fork()
     if child:
         return child
@@ -61,13 +65,15 @@ def start_run(folder, case):
         # A shell's background jobs ignore the first signal, and those of `nohup` the second.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
-        for number, name in (1, "out"), (2, "err"):
-            os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), number)
-        started_by = STARTED_BY_COMMAND.get(case[2])
-        if started_by is not None:  # Lightning starts the other rank with the command of this process
+        os.dup2(os.open("out", os.O_WRONLY | os.O_CREAT), 1)
+        os.dup2(os.open("err", os.O_WRONLY | os.O_CREAT), 2)
+        _, _, start, *_ = case
+        started_by = STARTED_BY_COMMAND.get(start)
+        if started_by is not None:
+            # Lightning starts the other rank with the command of this process.
             os.environ["PYTHONPATH"] = str(ROOT)
-            os.execv(sys.executable, [sys.executable, *started_by, *words(*case)])
-        main(words(*case))
+            os.execv(sys.executable, [sys.executable, *started_by, *words(case)])
+        main(words(case))
         os._exit(0)
     except SystemExit as stop:
         sys.stderr.flush()
@@ -79,7 +85,7 @@ def start_run(folder, case):
 
 
 def of_run(starter):
-    """Processes of a run that have not ended. Torchrun starts each rank in a session of its own."""
+    """Return the processes of a run that have not ended. Torchrun starts each rank in a session of its own."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -93,18 +99,13 @@ def of_run(starter):
 
 
 def run(folder, name):
-    """Run a case to its end; what it left."""
-    case = name.split(",")
-    (folder / name).mkdir(parents=True)
-    began = time.monotonic()
-    child = start_run(folder / name, case)
-    code = None
-    while code is None and time.monotonic() < began + LONGEST:
-        done, status = os.waitpid(child, os.WNOHANG)
-        code = os.waitstatus_to_exitcode(status) if done else None
-        time.sleep(0.05)
-    struck = folder / name / "struck"
-    after = time.time() - struck.stat().st_mtime if struck.exists() else None
+    """Run a case to its end, and return what it left."""
+    at = folder / name
+    at.mkdir(parents=True)
+    child = start_run(at, name.split(","))
+    code = exit_code(child, seconds=LONGEST)
+    struck = at / "struck"
+    seconds = time.time() - struck.stat().st_mtime if struck.exists() else None
     until = time.monotonic() + 15
     while code is not None and of_run(child) and time.monotonic() < until:
         time.sleep(0.1)
@@ -113,10 +114,14 @@ def run(folder, name):
         process.kill()
     if code is None:
         os.waitpid(child, 0)
-    at = folder / name
-    files = [str(path.relative_to(at)) for path in at.rglob("*") if path.is_file()]
-    texts = {stream: (at / stream).read_text() for stream in ("out", "err")}
-    return {"code": code, "seconds": after, "left": len(left), "files": files, **texts}
+    return {
+        "code": code,
+        "seconds": seconds,
+        "left": len(left),
+        "files": [str(path.relative_to(at)) for path in at.rglob("*") if path.is_file()],
+        "out": (at / "out").read_text(),
+        "err": (at / "err").read_text(),
+    }
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`python faults.py FOLDER KIND...`: what each fault does to a run of two processes (fork), in every mode."""
+"""Runs two processes (fork) with each fault, in every mode: `python faults.py FOLDER KIND...`."""
 
 import json
 import sys
@@ -11,6 +11,7 @@ import pytorch_lightning as pl
 
 from tests.federation.faulty import faulty
 from tests.processes.cases import digest
+from tests.processes.strategies import forked
 from tests.toys import toy_data, trainer
 
 
@@ -31,10 +32,11 @@ class Writes(pl.Callback):
 
 
 def run(folder, mode, how, **settings):
-    """Three rounds; returns the error's text, empty without one."""
+    """Fit three rounds, and return the text of the error, which is empty if there is none."""
     writes = Writes(folder / f"{mode}-{how.replace(' ', '_')}-{settings.get('devices', 1)}.json")
+    fitting = trainer(3, folder, callbacks=[writes], **settings)
     try:
-        trainer(3, folder, callbacks=[writes], **settings).fit(faulty(how, mode), datamodule=toy_data())
+        fitting.fit(faulty(how, mode), datamodule=toy_data())
     except Exception as error:
         return str(error)
     return ""
@@ -42,6 +44,7 @@ def run(folder, mode, how, **settings):
 
 if __name__ == "__main__":
     where, *kinds = sys.argv[1:]
-    two = {"strategy": "client_parallel_fork", "devices": 2}
-    said = {mode: {kind: run(Path(where), mode, kind, **two) for kind in kinds} for mode in ("error", "skip")}
+    said = {}
+    for mode in ("error", "skip"):
+        said[mode] = {kind: run(Path(where), mode, kind, **forked(2)) for kind in kinds}
     (Path(where) / "said.json").write_text(json.dumps(said))

@@ -1,4 +1,4 @@
-"""Scripts that are run in a process forked from this one, so that nothing is imported again."""
+"""Runs scripts in a process forked from this one, so that nothing is imported again."""
 
 import os
 import runpy
@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,21 +17,25 @@ import torch
 def run_script(
     script: Path, *arguments: str, cwd: Path, timeout: float, stdout: int | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run `python SCRIPT ARGUMENTS...` in a session of its own; what it printed and how it ended.
+    """Run `python SCRIPT ARGUMENTS...` in a session of its own, and return its end and its output.
 
     Processes that the script starts by its own command line import everything, as they would for a user.
 
     Args:
-        stdout: descriptor of what it prints to; None: a file, whose text is returned.
+        script: The script.
+        arguments: Its arguments.
+        cwd: Its working folder.
+        timeout: Seconds that it may take.
+        stdout: Descriptor that it prints to. None means a file, whose text is returned.
 
     Raises:
-        subprocess.TimeoutExpired: it took longer than so many seconds; all its processes were killed.
+        subprocess.TimeoutExpired: The script took longer. All its processes were killed.
     """
     out = cwd / "forked.out"
     err = cwd / "forked.err"
     child = os.fork()
     if not child:
-        _run(script, arguments, cwd, (out if stdout is None else stdout, err))
+        _run(script, arguments, cwd=cwd, stdout=out if stdout is None else stdout, stderr=err)
     over = threading.Event()
 
     def kill() -> None:
@@ -40,30 +45,47 @@ def run_script(
     timer = threading.Timer(timeout, kill)
     timer.start()
     try:
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        _, status = os.waitpid(child, 0)
+        code = os.waitstatus_to_exitcode(status)
     finally:
         timer.cancel()
     if over.is_set():
         said = out.read_bytes() if stdout is None else b""
-        raise subprocess.TimeoutExpired(str(script), timeout, said, err.read_bytes())
+        raise subprocess.TimeoutExpired(str(script), timeout, output=said, stderr=err.read_bytes())
     said = out.read_text() if stdout is None else ""
-    return subprocess.CompletedProcess([str(script), *arguments], code, said, err.read_text())
+    words = [str(script), *arguments]
+    return subprocess.CompletedProcess(words, code, stdout=said, stderr=err.read_text())
 
 
-def _run(script: Path, arguments: Sequence[str], cwd: Path, streams: Sequence[Path | int]) -> None:
+def exit_code(child: int, *, seconds: float) -> int | None:
+    """Wait for the end of a child process, and return its exit code, or None if it takes longer."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.005)
+    return None
+
+
+def _run(script: Path, arguments: Sequence[str], *, cwd: Path, stdout: Path | int, stderr: Path) -> None:
     """Run the script in place of this process."""
     code = 70
     try:
         os.setsid()
         os.chdir(cwd)
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-        for number, to in enumerate(streams, start=1):
-            os.dup2(to if isinstance(to, int) else os.open(to, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-        sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
+        # A shell's background jobs ignore the signal.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.dup2(_descriptor(stdout), 1)
+        os.dup2(_descriptor(stderr), 2)
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+        sys.stderr = os.fdopen(2, "w", closefd=False)
         sys.argv = [str(script), *arguments]
         os.environ["OMP_NUM_THREADS"] = "1"
-        torch.set_num_threads(1)  # threads of the process that was forked are not here
-        torch.cuda._is_in_bad_fork = lambda: False  # no GPU is used here; that another test has counted them is no use
+        # The threads of the process that was forked are not here.
+        torch.set_num_threads(1)
+        # No GPU is used here, so it does not matter that another test has counted them.
+        torch.cuda._is_in_bad_fork = lambda: False
         runpy.run_path(str(script), run_name="__main__")
         code = 0
     except SystemExit as stop:
@@ -74,6 +96,13 @@ def _run(script: Path, arguments: Sequence[str], cwd: Path, streams: Sequence[Pa
         sys.stdout.flush()
         sys.stderr.flush()
     except OSError:
-        code = 120  # as of an interpreter that cannot flush
+        # So ends an interpreter that cannot flush.
+        code = 120
     finally:
         os._exit(code)
+
+
+def _descriptor(stream: Path | int) -> int:
+    if isinstance(stream, int):
+        return stream
+    return os.open(stream, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

@@ -1,4 +1,4 @@
-"""`python kept.py`: in two processes, too, entries that nobody has changed keep their bits, and integers are exact."""
+"""Checks in two processes that unchanged entries keep their bits and integers are exact: `python kept.py`."""
 
 import sys
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.federation.test_kept_bits import Fractional, OnDevice, check_kept, ru
 
 
 def cases():
-    """Names with settings each, without a rule that gathers rows: torch cannot pickle uint16 and up."""
+    """Yield names with settings. No rule gathers rows, because torch cannot pickle uint16 and up."""
     yield "samples", {}
     yield "fractions", {"aggregator": Fractional()}
     yield "tensors", {"aggregator": OnDevice()}

@@ -1,4 +1,4 @@
-"""Every method in as many processes as asked: `python methods.py FILE DEVICES` writes what rank 0 sees of each."""
+"""Runs every method in a number of processes: `python methods.py FILE DEVICES` writes what rank 0 sees of each."""
 
 import json
 import sys
@@ -10,13 +10,14 @@ if __name__ == "__main__":
 import torch
 
 from fl_lightning import FederatedLoop
-from tests.processes.cases import digest, parallel
+from tests.processes.cases import digest
+from tests.processes.strategies import parallel
 from tests.test_contract import NAMES, cohorts_of, data_of, with_net
 from tests.toys import trainer
 
 
 def found(devices):
-    """Hash of weights and server state, and the values of the second round, by method."""
+    """Return a hash of weights and server state and the values of the second round, by method. Other ranks get None."""
     results = {}
     for name in NAMES:
         loop = FederatedLoop(**with_net(name), seed=3, threads=1, evaluate_clients_every=1, local_epochs=2)
@@ -28,5 +29,6 @@ def found(devices):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    if (seen := found(int(sys.argv[2]))) is not None:
+    seen = found(int(sys.argv[2]))
+    if seen is not None:
         Path(sys.argv[1]).write_text(json.dumps(seen), encoding="utf-8")

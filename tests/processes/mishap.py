@@ -1,4 +1,4 @@
-"""A callback with which a process of a run comes to a bad end."""
+"""A callback that ends a process of a run in a bad way."""
 
 import os
 import signal
@@ -13,12 +13,12 @@ STARTER = "ENDS_STARTER"
 
 
 class Mishap(Callback):
-    """What happens when the process of a rank begins its first client in a round.
+    """Strikes when the process of a rank begins its first client in a round.
 
     Args:
-        how: `none`, or the name of a method.
-        rank: of the process.
-        round_idx: from 0.
+        how: The name of a method, or `late` or `hang_in_evaluation`, which strike later in the round.
+        rank: Rank of the process.
+        round_idx: Index of the round, from 0.
     """
 
     def __init__(self, how: str, rank: int = 1, round_idx: int = 1):
@@ -27,19 +27,21 @@ class Mishap(Callback):
         self.round_idx = round_idx
 
     def on_client_start(self, trainer, loop, client_id):
-        now = (trainer.current_epoch, trainer.global_rank) == (self.round_idx, self.rank)
-        if now and self.how not in ("late", "hang_in_evaluation"):
+        if self.is_here(trainer) and self.how not in ("late", "hang_in_evaluation"):
             Path("struck").touch()
             getattr(self, self.how)()
 
     def on_train_batch_end(self, trainer, *args):
-        if (trainer.current_epoch, trainer.global_rank, self.how) == (self.round_idx, self.rank, "late"):
+        if self.is_here(trainer) and self.how == "late":
             raise ValueError("not where clients are trained")
 
     def on_validation_batch_start(self, trainer, *args):
-        if (trainer.current_epoch, trainer.global_rank, self.how) == (self.round_idx, self.rank, "hang_in_evaluation"):
+        if self.is_here(trainer) and self.how == "hang_in_evaluation":
             Path("struck").touch()
             self.hang()
+
+    def is_here(self, trainer):
+        return trainer.current_epoch == self.round_idx and trainer.global_rank == self.rank
 
     def none(self):
         pass
@@ -51,24 +53,24 @@ class Mishap(Callback):
         time.sleep(1000)
 
     def stop(self):
-        """Neither does its thread run any more."""
+        """Stop the process with all its threads."""
         os.kill(os.getpid(), signal.SIGSTOP)
 
     def exception(self):
         raise ValueError("a bug of one's own")
 
     def ctrl_c(self):
-        """As by a terminal: all processes are interrupted."""
+        """Interrupt all processes, as a terminal does."""
         to_all(signal.SIGINT)
         time.sleep(5)
 
     def interrupt_starter(self):
-        """As by a scheduler: the process that was started first is."""
+        """Interrupt the process that was started first, as a scheduler does."""
         os.kill(starter(), signal.SIGINT)
         time.sleep(1000)
 
     def kill_starter(self):
-        """The process that waits for this one and the other."""
+        """Kill the process that waits for this one and the other."""
         os.kill(starter(), signal.SIGKILL)
         time.sleep(1000)
 
@@ -77,7 +79,7 @@ class Mishap(Callback):
         time.sleep(1000)
 
     def term_group(self):
-        """As by a cluster: all processes are asked to end."""
+        """Ask all processes to end, as a cluster does."""
         to_all(signal.SIGTERM)
         time.sleep(1000)
 
@@ -86,7 +88,7 @@ class Mishap(Callback):
         time.sleep(1000)
 
     def hup_group(self):
-        """As by a terminal that is closed."""
+        """Hang up all processes, as a terminal does that is closed."""
         to_all(signal.SIGHUP)
         time.sleep(1000)
 
@@ -103,7 +105,7 @@ class Mishap(Callback):
         time.sleep(5)
 
     def slow(self):
-        """Takes longer than a process may be silent, in signs of life."""
+        """Take longer than a process may be silent, with signs of life."""
         from fl_lightning import heartbeat
 
         for _ in range(100):
@@ -118,7 +120,10 @@ def starter():
 
 def to_all(number):
     """Send a signal to every process group of the run, to that of this process last."""
-    processes = [starter(), *(child.pid for child in psutil.Process(starter()).children(recursive=True))]
-    groups = {os.getpgid(process) for process in processes}
-    for group in sorted(groups, key=lambda group: group == os.getpgid(0)):
+    children = psutil.Process(starter()).children(recursive=True)
+    groups = {os.getpgid(pid) for pid in [starter(), *(child.pid for child in children)]}
+    own = os.getpgid(0)
+    for group in groups - {own}:
         os.killpg(group, number)
+    if own in groups:
+        os.killpg(own, number)

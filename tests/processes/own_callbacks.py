@@ -1,4 +1,4 @@
-"""Run by test_client_models.py: a module with callbacks and several test loaders, in a number of processes."""
+"""Fits a module with callbacks and several test loaders in a number of processes, for test_client_models.py."""
 
 import json
 import sys
@@ -10,6 +10,7 @@ from fl_lightning import FederatedLoop
 from tests.federation.test_callbacks_of_modules import LogsByItself, SetsUp
 from tests.federation.test_clients_by_own_steps import QUIET
 from tests.federation.test_several_test_loaders import LogsByLoader, data_of
+from tests.processes.strategies import forked
 
 
 class Makes(LogsByLoader):
@@ -23,8 +24,7 @@ if __name__ == "__main__":
     folder.mkdir()
     loop = FederatedLoop(Makes(), seed=1, evaluate_clients_every=1, evaluate_training_every=1)
     loop.run_folder = folder
-    strategy = {"strategy": "client_parallel_fork", "devices": 2} if num_processes == 2 else {}
-    fit = Trainer(max_epochs=2, **QUIET, **strategy)
+    fit = Trainer(max_epochs=2, **QUIET, **forked(num_processes))
     fit.fit(loop, datamodule=data_of())
     row = {name: value for name, value in loop.round_metrics.items() if name.startswith(("local/", "global/train/"))}
     (folder / f"row-{fit.global_rank}.json").write_text(json.dumps(row, sort_keys=True))

@@ -1,4 +1,4 @@
-"""`python skips.py FOLDER`: two processes (fork) whose rounds are repeated without a client that fails."""
+"""Runs two processes (fork) that repeat rounds without a client that fails: `python skips.py FOLDER`."""
 
 import json
 import sys
@@ -10,6 +10,7 @@ if __name__ == "__main__":
 from fl_lightning import FaultPolicy, FederatedLoop, methods
 from tests.federation.test_skip_law import Rows, data, failing
 from tests.processes.cases import digest
+from tests.processes.strategies import forked
 from tests.toys import trainer
 
 CASES = {
@@ -21,7 +22,7 @@ CASES = {
 
 
 class Writes(Rows):
-    """Writes what rank 0 sees at the end: a digest of weights and records, and the rows."""
+    """Writes a digest of weights and records and the rows, as rank 0 sees them at the end."""
 
     def __init__(self, path):
         super().__init__()
@@ -34,14 +35,15 @@ class Writes(Rows):
 
 
 def run(folder, name, **settings):
-    """Three rounds of a case; returns what was written."""
+    """Fit three rounds of a case, and return what was written."""
     kind, how = CASES[name]
     loop = FederatedLoop(failing(kind, how), seed=3, threads=1, faults=FaultPolicy(nonfinite="skip", on_error="skip"))
     path = folder / f"{name}-{settings.get('devices', 1)}.json"
-    trainer(3, folder, callbacks=[Writes(path)], **settings).fit(loop, datamodule=data())
+    fitting = trainer(3, folder, callbacks=[Writes(path)], **settings)
+    fitting.fit(loop, datamodule=data())
     return json.loads(path.read_text())
 
 
 if __name__ == "__main__":
     for case in CASES:
-        run(Path(sys.argv[1]), case, strategy="client_parallel_fork", devices=2)
+        run(Path(sys.argv[1]), case, **forked(2))

@@ -1,6 +1,6 @@
-"""Two rounds of every method's experiment on digits, through the command line, in one process.
+"""Runs two rounds of every method's experiment on digits, through the command line, in one process: `make smoke`.
 
-Run by `make smoke`; `python tests/smoke/smoke_configs.py PART` runs those with PART in their file name.
+`python tests/smoke/smoke_configs.py PART` runs only the experiments with PART in their file name.
 """
 
 import contextlib
@@ -16,22 +16,32 @@ HERE = Path(__file__).resolve().parents[2]
 
 
 def experiments() -> dict[str, list[str]]:
-    """The files of every method's small experiment, and of those that are of no method."""
+    """Return the files of every method's small experiment, and of the experiments without a method, by stem."""
     from fl_lightning.cli.configs import config_names, small_experiment
 
-    own = {name.partition("digits_")[2]: [name] for name in config_names() if name.startswith("experiment/digits_")}
-    methods = (name.partition("/")[2] for name in config_names() if name.startswith("method/"))
-    return own | {stem: small_experiment(stem) for stem in methods}
+    found = {}
+    for name in config_names():
+        if name.startswith("experiment/digits_"):
+            found[name.removeprefix("experiment/digits_")] = [name]
+    for name in config_names():
+        if name.startswith("method/"):
+            stem = name.removeprefix("method/")
+            found[stem] = small_experiment(stem)
+    return found
 
 
 def smoke(configs: list[str]) -> str | None:
-    """Run two rounds; what was printed if that failed, else None."""
+    """Run two rounds, and return what was printed if they failed, else None."""
     from fl_lightning.__main__ import main
 
+    words = ["fit"]
+    for config in configs:
+        words += ["-c", config]
+    words += ["--trainer.max_epochs", "2"]
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         try:
-            main(["fit", *(word for config in configs for word in ("-c", config)), "--trainer.max_epochs", "2"])
+            main(words)
         except SystemExit as stop:
             if not stop.code:
                 return None
@@ -51,20 +61,20 @@ def main() -> int:
         return 1
     failed = 0
     with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)  # the run folders go there
+        # The runs write their folders here.
+        os.chdir(folder)
         for stem, files in configs.items():
             start = time.perf_counter()
             problem = smoke(files)
-            failed += problem is not None
-            print(
-                f"{stem:40} {'FAILED' if problem else 'ok':6} {time.perf_counter() - start:5.1f} s",
-                flush=True,
-            )
-            if problem:
+            seconds = time.perf_counter() - start
+            result = "ok" if problem is None else "FAILED"
+            print(f"{stem:40} {result:6} {seconds:5.1f} s", flush=True)
+            if problem is not None:
+                failed += 1
                 print(problem)
         os.chdir(HERE)
     print(f"smoke: {len(configs) - failed} passed, {failed} failed")
-    return int(failed > 0)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

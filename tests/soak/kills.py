@@ -1,8 +1,8 @@
 """Kills runs at random moments and continues them: `python -m tests.soak.kills [NUMBER] [SEED]` (`make soak`).
 
-A run is started through the command line in a forked process (nothing is imported twice), killed with SIGKILL at a
-moment drawn uniformly over its length, and continued until it is complete. Weights, the clients' records and
-metrics.csv must be those of a run that nobody killed.
+A forked process starts a run through the command line, so that nothing is imported twice. SIGKILL ends the run at a
+moment drawn uniformly over its length, and then the run is continued until it is complete. Weights, the clients'
+records and metrics.csv must be those of a run that nobody killed.
 """
 
 import hashlib
@@ -15,16 +15,23 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from fl_lightning.__main__ import main
 from tests.commands import CONFIGS
+from tests.processes.forked import exit_code
 
 ROUNDS = 6
+LONGEST = 600
+"""Seconds that a run may take."""
+
 COMMON = f"--trainer.max_epochs {ROUNDS} --model.threads 1 --model.local_epochs 1 --trainer.enable_progress_bar false"
 TWO = "--trainer.devices 2 --trainer.strategy"
+TEMPORARY = {"same file system": "/tmp", "other file system": "/dev/shm"}
+"""Folders of temporary files, as seen from the run's folder in /tmp."""
+
 CASES = {
     "FedAvg": "fedavg",
     "FedNTD": "fedntd",
@@ -39,12 +46,14 @@ CASES = {
 
 
 def words(case: str, more: tuple[str, ...] = ()) -> list[str]:
+    """Return the command line of a case."""
     experiment, *options = CASES[case].split()
-    return ["fit", "-c", str(CONFIGS / f"experiment/digits_{experiment}.yaml"), *COMMON.split(), *options, *more]
+    config = CONFIGS / f"experiment/digits_{experiment}.yaml"
+    return ["fit", "-c", str(config), *COMMON.split(), *options, *more]
 
 
 def start(case: str, folder: Path, environment: Mapping[str, str], more: tuple[str, ...] = ()) -> int:
-    """Start a run in a process group of its own; returns its id."""
+    """Start a run in a process group of its own, and return its id."""
     child = os.fork()
     if child:
         return child
@@ -56,7 +65,8 @@ def start(case: str, folder: Path, environment: Mapping[str, str], more: tuple[s
         with Path("log").open("a") as log:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
-        if "script" in case:  # Lightning starts the other ranks with the command of this process
+        if "script" in case:
+            # Lightning starts the other ranks with the command of this process.
             command = [sys.executable, "-m", "fl_lightning", *words(case, more)]
             os.execv(sys.executable, command)
         main(words(case, more))
@@ -65,17 +75,6 @@ def start(case: str, folder: Path, environment: Mapping[str, str], more: tuple[s
         os._exit(int(stop.code or 0))
     except BaseException:
         os._exit(70)
-
-
-def wait(child: int, seconds: float = 600) -> int | None:
-    """Wait for the end of a run; None if it takes longer."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.005)
-    return None
 
 
 def kill(child: int) -> None:
@@ -93,7 +92,8 @@ def outcome(folder: Path) -> str:
     saved = torch.load(last, weights_only=True)
     digest = hashlib.sha256((last.parents[1] / "metrics.csv").read_bytes())
     hash_of(saved["state_dict"], digest)
-    hash_of(saved["federated"]["store"], digest)  # of records in files the table holds hashes
+    # The table has the hashes of records in files.
+    hash_of(saved["federated"]["store"], digest)
     return digest.hexdigest()[:16]
 
 
@@ -116,53 +116,90 @@ def rounds_of(path: Path) -> int:
     return int(torch.load(path, weights_only=True, mmap=True)["global_step"])
 
 
-def one(case: str, folder: Path, environment: Mapping[str, str], length: float, draw: random.Random) -> str:
-    """Kill one run at a random moment and continue it to its end; returns the hash of what it left, or what failed."""
+class Expected(NamedTuple):
+    """Holds the hash and the seconds of a run that nobody killed."""
+
+    hashed: str
+    seconds: float
+
+
+def killed_once(case: str, folder: Path, *, environment: Mapping[str, str], seconds: float, draw: random.Random) -> str:
+    """Kill one run at a random moment and continue it to its end.
+
+    Args:
+        case: Name of the case.
+        folder: Folder of the run.
+        environment: Further variables of the environment.
+        seconds: Length of a whole run.
+        draw: Draws the moment.
+
+    Returns:
+        The hash of what the run left, or the reason why it failed.
+    """
     child = start(case, folder, environment)
-    code = wait(child, draw.uniform(0, length))
+    code = exit_code(child, seconds=draw.uniform(0, seconds))
     if code is None:
         kill(child)
-        found = list(folder.rglob("last.ckpt"))
-        code = wait(start(case, folder, environment, ("--ckpt_path", "last") if found else ()))
+        has_checkpoint = any(folder.rglob("last.ckpt"))
+        more = ("--ckpt_path", "last") if has_checkpoint else ()
+        code = exit_code(start(case, folder, environment, more=more), seconds=LONGEST)
     if code != 0:
         return f"exit {code}"
-    left = [path for path in folder.rglob("*.part")]
-    if left:
-        return f"left {left[0].name}"
+    parts = list(folder.rglob("*.part"))
+    if parts:
+        return f"left {parts[0].name}"
     return outcome(folder)
 
 
+def unkilled(case: str) -> Expected:
+    """Run a case to its end."""
+    with tempfile.TemporaryDirectory() as name:
+        began = time.monotonic()
+        code = exit_code(start(case, Path(name), {"TMPDIR": "/tmp"}), seconds=LONGEST)
+        assert code == 0, (case, code, Path(name, "log").read_text()[-2000:])
+        return Expected(outcome(Path(name)), time.monotonic() - began)
+
+
 def soak(number: int, seed: int) -> int:
-    """Spread `number` kills over all cases and file systems; returns how many runs ended otherwise."""
+    """Spread `number` kills over all cases and file systems, and return how many runs ended otherwise."""
     draw = random.Random(seed)
     wrong = 0
     counts = Counter[str]()
-    places = [("same file system", Path("/tmp"), "/tmp"), ("other file system", Path("/tmp"), "/dev/shm")]
-    expected: dict[str, tuple[str, float]] = {}
-    for case in CASES:
-        with tempfile.TemporaryDirectory() as name:
-            began = time.monotonic()
-            code = wait(start(case, Path(name), {"TMPDIR": "/tmp"}))
-            assert code == 0, (case, code, Path(name, "log").read_text()[-2000:])
-            expected[case] = outcome(Path(name)), time.monotonic() - began
+    expected = {case: unkilled(case) for case in CASES}
+    cases = list(CASES)
+    places = list(TEMPORARY)
     for i in range(number):
-        case, (place, root, temporary) = list(CASES)[i % len(CASES)], places[i // len(CASES) % len(places)]
-        with tempfile.TemporaryDirectory(dir=root) as name:
-            hashed, length = expected[case]
-            found = one(case, Path(name), {"TMPDIR": temporary}, length, draw)
-            if found == hashed:
+        case = cases[i % len(cases)]
+        place = places[i // len(cases) % len(places)]
+        with tempfile.TemporaryDirectory(dir="/tmp") as name:
+            found = killed_once(
+                case,
+                Path(name),
+                environment={"TMPDIR": TEMPORARY[place]},
+                seconds=expected[case].seconds,
+                draw=draw,
+            )
+            if found == expected[case].hashed:
                 counts[f"{case}, {place}"] += 1
                 print(f"{i + 1} of {number}: {case}, {place}: equal", flush=True)
             else:
                 wrong += 1
-                print(f"WRONG {case}, {place}: {found}, expected {hashed}\n{Path(name, 'log').read_text()[-1500:]}")
+                log = Path(name, "log").read_text()[-1500:]
+                print(f"WRONG {case}, {place}: {found}, expected {expected[case].hashed}\n{log}")
     for key in sorted(counts):
         print(f"{key:45} {counts[key]:4} equal")
     print(f"{number} kills, {number - wrong} equal, {wrong} not")
     return wrong
 
 
+def number_and_seed(default: int) -> tuple[int, int]:
+    """Read the number of trials and the seed, 0 by default, from the command line."""
+    given = [int(word) for word in sys.argv[1:]]
+    number = given[0] if given else 0
+    seed = given[1] if len(given) > 1 else 0
+    return number or default, seed
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    arguments = [int(word) for word in sys.argv[1:]] + [0] * 2
-    sys.exit(bool(soak(arguments[0] or 200, arguments[1])))
+    sys.exit(bool(soak(*number_and_seed(default=200))))

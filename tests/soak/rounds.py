@@ -1,4 +1,4 @@
-"""Ten thousand rounds with faults: `python -m tests.soak.rounds [ROUNDS]` (a part of `make soak`).
+"""Runs ten thousand rounds with faults: `python -m tests.soak.rounds [ROUNDS]` (a part of `make soak`).
 
 SCAFFOLD on digits through the command line, with a checkpoint every round, a record for each client, and 5 % of the
 clients' trainings failing (an exception, or NaN). Memory, open files, disk and the time of a round must stay flat.
@@ -29,11 +29,14 @@ FAULTS = 0.05
 STRETCHES = 10
 GROWS = ("metrics.csv", "classwise.csv", "skipped.csv", "events.out.tfevents")
 """Files that grow by a row a round."""
+COLUMNS = ("rounds", "memory", "handles", "files", "disk", "time")
+"""Rounds so far, MB of memory, open files, files in the folder, their MB, and the CPU ms of a round."""
+
 MB = 2**20
 
 
 class Faulty(SCAFFOLD):
-    """Fails in 5 % of its trainings, by an exception or by NaN; which ones depends on round and client only."""
+    """Fails in 5 % of its trainings, by an exception or by NaN. Round and client alone decide which trainings fail."""
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         loss = super().training_step(batch, batch_idx)
@@ -44,9 +47,12 @@ class Faulty(SCAFFOLD):
 
 
 class Watch(Callback):
-    """What the process and its folder hold at the end of each stretch of rounds, and the median CPU time of a round.
+    """Notes the sizes of the process and its folder at the end of each stretch of rounds, and the median CPU time.
 
-    CPU time, because other processes of the machine lengthen the rounds by the clock.
+    It measures CPU time, because other processes of the machine lengthen the rounds by the clock.
+
+    Args:
+        rounds: Number of rounds.
     """
 
     def __init__(self, rounds: int) -> None:
@@ -65,19 +71,28 @@ class Watch(Callback):
         done = trainer.current_epoch + 1
         if done % self.every:
             return
+        row = self.measured(done)
+        self.rows.append(row)
+        print("{:7.0f} {:8.1f} {:7.0f} {:6.0f} {:9.2f} {:9.1f}".format(*row), self._skipped, flush=True)
+        self._times = []
+
+    def measured(self, done: int) -> tuple[float, ...]:
+        """Return the values of `COLUMNS` after so many rounds."""
         process = psutil.Process()
         files = [path for path in Path("runs").rglob("*") if path.is_file()]
         kept = [path for path in files if not path.name.startswith(GROWS)]
-        disk = sum(path.stat().st_size for path in kept) / MB
-        self.rows.append(
-            (done, process.memory_info().rss / MB, process.num_fds(), len(kept), disk, 1e3 * median(self._times))
+        return (
+            done,
+            process.memory_info().rss / MB,
+            process.num_fds(),
+            len(kept),
+            sum(path.stat().st_size for path in kept) / MB,
+            1e3 * median(self._times),
         )
-        print("{:7.0f} {:8.1f} {:7.0f} {:6.0f} {:9.2f} {:9.1f}".format(*self.rows[-1]), self._skipped, flush=True)
-        self._times = []
 
 
 def soak(rounds: int) -> list[tuple[float, ...]]:
-    """Run, print and return (rounds, MB of memory, open files, files in the folder, their MB, CPU ms of a round)."""
+    """Run, print and return the values of `COLUMNS` after each stretch."""
     print("  round  rss MB handles  files   disk MB    cpu ms skipped")
     words = f"""fit -c {CONFIGS}/experiment/digits_scaffold.yaml --model.client tests.soak.rounds.Faulty
         --model.threads 1 --trainer.max_epochs {rounds} --model.faults.on_error skip --model.faults.nonfinite skip
@@ -90,20 +105,27 @@ def soak(rounds: int) -> list[tuple[float, ...]]:
 
 
 def flat(rows: list[tuple[float, ...]]) -> list[str]:
-    """Name what was greater by more than 10 % in the second half than ever in the first."""
-    names = ("memory", "handles", "files", "disk", "time")
+    """Name the columns that were greater by more than 10 % in the second half than ever in the first."""
     half = len(rows) // 2
-    halves = [list(zip(*part, strict=True))[1:] for part in (rows[:half], rows[half:])]
-    pairs = [(name, max(before), max(after)) for name, before, after in zip(names, *halves, strict=True)]
-    return [f"{name}: {before:.4g} to {after:.4g}" for name, before, after in pairs if after > 1.1 * before]
+    grown = []
+    for column, name in enumerate(COLUMNS):
+        if name == "rounds":
+            continue
+        before = max(row[column] for row in rows[:half])
+        after = max(row[column] for row in rows[half:])
+        if after > 1.1 * before:
+            grown.append(f"{name}: {before:.4g} to {after:.4g}")
+    return grown
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    grown = flat(soak(int(sys.argv[1]) if len(sys.argv) > 1 else 10_000))
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
+    grown = flat(soak(rounds))
     print("grew:", "; ".join(grown) or "nothing")
     sys.exit(bool(grown))
 
 
 if __name__ == "__main__":
-    resolve_name("tests.soak.rounds:main")()  # of the module whose classes the command line finds
+    # The command line finds the classes of the imported module, not those of `__main__`.
+    resolve_name("tests.soak.rounds:main")()

@@ -1,6 +1,6 @@
-"""The cases of this folder, and what the tests do with one.
+"""Holds the cases of this folder, and functions of the tests for a case.
 
-`python cases.py CASE FOLDER DEVICES` federates one with several processes and writes its weights.
+`python cases.py CASE FOLDER DEVICES` federates a case with several processes and writes its weights.
 """
 
 import importlib
@@ -33,17 +33,17 @@ SEED = 1
 
 
 class Case(NamedTuple):
-    """A module with its data.
+    """Holds a module with its data.
 
     Args:
-        make: both, new; the module's weights are drawn.
-        needs: packages besides those of the core, as they are imported.
-        pip: what installs them, if these are not the names of the packages.
-        needs_logger: the module calls its Trainer's logger, which then must be there.
-        asks_length: the module asks how many rounds there will be, so that a run that goes on names them.
-        not_by_hand: why the module is another one by hand.
-        uncopied: why the module cannot be copied, so that no client's own model comes out.
-        unstacked: words of the reason why its clients are not stacked. Empty: they are.
+        make: Makes the module, with drawn weights, and its data.
+        needs: Packages besides those of the core, by the names of their imports.
+        pip: Names that install them. Empty means the names of the imports.
+        needs_logger: Whether the module calls its Trainer's logger, which then must be there.
+        asks_length: Whether the module asks for the number of rounds, so that a run that goes on must name it.
+        not_by_hand: The reason why the module behaves differently by hand, or empty.
+        uncopied: The reason why the module cannot be copied, so that no client's own model comes out, or empty.
+        unstacked: Words of the reason why its clients are not stacked. Empty means that they are.
     """
 
     make: Callable[[], tuple[LightningModule, LightningDataModule]]
@@ -138,40 +138,41 @@ COMMUNITY = {
     "disent BetaVae": Case(C.squares, ("disent",), unstacked="vmap: called random operation"),
     "deepforest": Case(C.crowns, ("deepforest",), unstacked="counts one client's batch at a time"),
 }
-"""Modules that were held out: nothing here was written before they were first federated."""
+"""Modules that were held out: this project knew none of them before it first federated them."""
 CASES |= COMMUNITY
 CASES |= {name: Case(partial(written, name), needs) for name, (_, needs) in WRITTEN.items()}
 
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    """Whether two states are equal bit for bit. NaN, with which a module may begin, equals NaN."""
+    """Return True if two states are equal bit for bit. NaN, with which a module may begin, equals NaN."""
     if a.keys() != b.keys():
         return False
     return all(torch.allclose(a[name], b[name], rtol=0, atol=0, equal_nan=True) for name in a)
 
 
 def made(name: str) -> tuple[LightningModule, LightningDataModule]:
-    """Make a case; its weights are the same every time."""
+    """Make a case. Its weights are the same every time."""
     pl.seed_everything(5, verbose=False)
     return CASES[name].make()
 
 
 def skipped(name: str) -> pytest.MarkDecorator:
-    """The mark of a case, which is skipped where one of its packages is not installed."""
+    """Return the mark of a case, which skips the case if one of its packages is not installed."""
     needs = CASES[name].needs
     missing = [package for package in needs if importlib.util.find_spec(package) is None]
-    return pytest.mark.skipif(bool(missing), reason=f"pip install {CASES[name].pip or ' '.join(needs)}")
+    names = CASES[name].pip or " ".join(needs)
+    return pytest.mark.skipif(bool(missing), reason=f"pip install {names}")
 
 
 def divided(name: str, own: LightningDataModule) -> FederatedDataModule:
-    """The data of a case, for three clients."""
-    settings = {} if name not in COMMUNITY else {"client_test_size": 8, "eval_batch_size": 4}
+    """Divide the data of a case among three clients."""
+    settings = {"client_test_size": 8, "eval_batch_size": 4} if name in COMMUNITY else {}
     partition = FixedPartition(M.PARTS)
     return FederatedDataModule.from_datamodule(own, num_clients=3, partition=partition, shuffle=False, **settings)
 
 
 def loader_of(loader: DataLoader[Any], places: Sequence[int], batch_size: int) -> DataLoader[Any]:
-    """A loader of some samples of another one's dataset, in order, which makes batches in the same way."""
+    """Return a loader of some samples of another loader's dataset, in order, which makes batches in the same way."""
     samples = Subset(loader.dataset, list(places))
     if loader.batch_size is None:
         sampler = BatchSampler(SequentialSampler(samples), batch_size, drop_last=False)
@@ -180,11 +181,11 @@ def loader_of(loader: DataLoader[Any], places: Sequence[int], batch_size: int) -
 
 
 def quiet_logger(name: str, kind: str = "pytorch_lightning") -> dict[str, Any]:
-    """A logger that drops everything, for a module that asks for one, as settings of a Trainer.
+    """Return the settings of a Trainer with a logger that drops everything, for a module that asks for a logger.
 
     Args:
-        name: the case.
-        kind: the package of the Trainer.
+        name: The case.
+        kind: The package of the Trainer.
     """
     if not CASES[name].needs_logger:
         return {}
@@ -200,12 +201,13 @@ def federate(
     planned_rounds: int | None = None,
     **settings: Any,
 ) -> dict[str, torch.Tensor]:
-    """Federate a case; returns the module's state."""
+    """Federate a case, and return the module's state."""
     module, own = made(name)
     data = divided(name, own)
     loop = FederatedLoop(module, seed=SEED, threads=1, chunk=chunk, planned_rounds=planned_rounds, clock=clock)
     ckpt_path = settings.pop("ckpt_path", None)
-    trainer(rounds, mkdtemp(), **quiet_logger(name), **settings).fit(loop, datamodule=data, ckpt_path=ckpt_path)
+    fitting = trainer(rounds, mkdtemp(), **quiet_logger(name), **settings)
+    fitting.fit(loop, datamodule=data, ckpt_path=ckpt_path)
     return dict(module.state_dict())
 
 

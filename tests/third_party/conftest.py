@@ -1,4 +1,4 @@
-"""What is collected where a package of the extra `third-party` is missing."""
+"""Collects no file whose package of the extra `third-party` is missing."""
 
 from importlib.util import find_spec
 

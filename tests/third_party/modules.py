@@ -1,6 +1,6 @@
 """Modules that nobody of this project wrote, and modules as the documents of other packages have them: unchanged.
 
-Each function makes a module and a data module; packages are imported when it is called.
+Each function makes a module and a data module, and imports their package.
 """
 
 from collections.abc import Callable
@@ -14,13 +14,14 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 PARTS = [list(range(0, 8)), list(range(8, 12)), list(range(12, 24))]
-"""Samples of the clients; batches of 4 divide them, since some states have the size of a batch."""
+"""Samples of the clients. Batches of 4 divide them, since some states have the size of a batch."""
+
 SIZE = 24
 WORDS = 11
 
 
 class Loaded(LightningDataModule):
-    """A dataset as both training and validation samples."""
+    """Has a dataset as both training and validation samples."""
 
     def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any] = default_collate) -> None:
         super().__init__()
@@ -34,7 +35,7 @@ class Loaded(LightningDataModule):
 
 
 class Items(Dataset):
-    """Dictionaries or tuples made of columns."""
+    """Holds samples that a function makes of their index."""
 
     def __init__(self, make: Callable[[int], Any]) -> None:
         self.items = [make(i) for i in range(SIZE)]
@@ -56,7 +57,8 @@ def classes(count: int = 3) -> torch.Tensor:
 
 
 def images(size: int = 32) -> torch.Tensor:
-    return drawn(SIZE, 3, size, size)
+    shape = (SIZE, 3, size, size)
+    return drawn(*shape)
 
 
 # --- Lightning's own demos ----------------------------------------------------------------------------------------
@@ -108,7 +110,8 @@ def collection() -> tuple[LightningModule, LightningDataModule]:
 def gan() -> tuple[LightningModule, LightningDataModule]:
     from tests.third_party.gan import GAN
 
-    return GAN(1, 8, 8), Loaded(TensorDataset(drawn(SIZE, 1, 8, 8).tanh(), classes()))
+    shape = (SIZE, 1, 8, 8)
+    return GAN(channels=1, width=8, height=8), Loaded(TensorDataset(drawn(*shape).tanh(), classes()))
 
 
 # --- torchgeo -----------------------------------------------------------------------------------------------------
@@ -154,7 +157,11 @@ def geo_segmentation() -> tuple[LightningModule, LightningDataModule]:
 
 
 def views() -> Loaded:
-    return Loaded(Items(lambda i: ((images()[i], images()[i] + 0.1 * drawn(3, 32, 32, seed=i)), classes()[i])))
+    def pair(i: int) -> Any:
+        image = images()[i]
+        return (image, image + 0.1 * drawn(3, 32, 32, seed=i)), classes()[i]
+
+    return Loaded(Items(pair))
 
 
 def byol() -> tuple[LightningModule, LightningDataModule]:
@@ -179,7 +186,10 @@ def forecasting() -> tuple[LightningModule, LightningDataModule]:
     import pandas
     from pytorch_forecasting import TemporalFusionTransformer, TimeSeriesDataSet
 
-    rows = [{"series": str(s), "time": t, "value": float(drawn(3, 15)[s, t])} for s in range(3) for t in range(15)]
+    rows = []
+    for series in range(3):
+        for t in range(15):
+            rows.append({"series": str(series), "time": t, "value": float(drawn(3, 15)[series, t])})
     data = TimeSeriesDataSet(
         pandas.DataFrame(rows),
         time_idx="time",
@@ -259,17 +269,27 @@ class Sentences(LightningModule):
 def bert_model() -> nn.Module:
     from transformers import BertConfig, BertForSequenceClassification
 
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
-    quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    return BertForSequenceClassification(BertConfig(vocab_size=WORDS, num_labels=3, **sizes, **quiet))
+    config = BertConfig(
+        vocab_size=WORDS,
+        num_labels=3,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=16,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    return BertForSequenceClassification(config)
 
 
 def sentences() -> Loaded:
     words = text().tensors[0]
     labels = classes()
-    return Loaded(
-        Items(lambda i: {"input_ids": words[i], "attention_mask": torch.ones_like(words[i]), "labels": labels[i]})
-    )
+
+    def sentence(i: int) -> dict[str, torch.Tensor]:
+        return {"input_ids": words[i], "attention_mask": torch.ones_like(words[i]), "labels": labels[i]}
+
+    return Loaded(Items(sentence))
 
 
 def bert() -> tuple[LightningModule, LightningDataModule]:
@@ -293,7 +313,8 @@ class Graphs(LightningModule):
 
         self.gnn = GIN(4, 8, 2, dropout=0.0, jk="cat")
         self.classifier = MLP([8, 8, 3], norm="batch_norm", dropout=0.0)
-        self.train_acc, self.val_acc = (Accuracy(task="multiclass", num_classes=3) for _ in range(2))
+        self.train_acc = Accuracy(task="multiclass", num_classes=3)
+        self.val_acc = Accuracy(task="multiclass", num_classes=3)
 
     def forward(self, x, edge_index, batch):
         from torch_geometric.nn import global_add_pool
