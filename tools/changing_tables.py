@@ -14,7 +14,8 @@ from tools.draw_changing import CASES, DOCS, NUM_TASKS, ROUNDS_PER_TASK, STYLES
 
 BASELINE = "FedAvg"
 REFERENCE = "cumulative"
-COLUMNS = ("accuracy", "ACC", f"ACC − {BASELINE}'s", "F", "FWT", "intransigence")
+GAIN = f"ACC − {BASELINE}'s"
+COLUMNS = ("accuracy", "ACC", GAIN, "F", "FWT", "intransigence")
 FINAL = {"accuracy": "accuracy", "ACC": "acc_tasks", "F": "forgetting_tasks", "FWT": "forward_transfer"}
 """Columns of the csv file by the columns that have their last values."""
 
@@ -92,15 +93,13 @@ def cells(method: str, runs: Runs) -> list[str]:
     made: dict[str, str] = {}
     for column, key in FINAL.items():
         made[column] = spread([final(of_row[seed], key) for seed in seeds])
-    versus, lost = COLUMNS[2], COLUMNS[5]
-    made[versus] = made[lost] = "–"
     if method != BASELINE:
         ours = [final(of_row[seed], "acc_tasks") for seed in seeds]
         theirs = [final(runs[BASELINE][seed], "acc_tasks") for seed in seeds]
-        made[versus] = difference(ours, theirs)
+        made[GAIN] = difference(ours, theirs)
     if method != REFERENCE:
-        made[lost] = spread([missing(of_row[seed], runs[REFERENCE][seed]) for seed in seeds])
-    return [made[column] for column in COLUMNS]
+        made["intransigence"] = spread([missing(of_row[seed], runs[REFERENCE][seed]) for seed in seeds])
+    return [made.get(column, "–") for column in COLUMNS]
 
 
 def print_table(case: str, runs: Runs) -> None:
