@@ -164,9 +164,11 @@ def sunspots() -> Made:
     np.random.seed(0)
     ready = estimator.create_transformation().apply(values, is_train=True)
     batches = estimator.create_training_data_loader(ready, module)
-    windows = [sample for batch in batches for sample in separate(batch)][:48]
+    windows: list[dict[str, torch.Tensor]] = []
+    for batch in batches:
+        windows += separate(batch)
     np.random.set_state(numbers)
-    return module, Given(windows)
+    return module, Given(windows[:48])
 
 
 def pandas_years(count: int) -> Any:
@@ -199,8 +201,10 @@ def speech() -> Made:
 
 def conversation() -> np.ndarray:
     (folder,) = find_spec("pyannote").submodule_search_locations
-    with wave.open(str(Path(folder, "audio", "sample", "sample.wav"))) as file:
-        return np.frombuffer(file.readframes(file.getnframes()), dtype=np.int16).astype(np.float32) / 2**15
+    path = Path(folder) / "audio" / "sample" / "sample.wav"
+    with wave.open(str(path)) as file:
+        values = np.frombuffer(file.readframes(file.getnframes()), dtype=np.int16)
+    return values.astype(np.float32) / 2**15
 
 
 # --- pykeen, https://github.com/pykeen/pykeen ----------------------------------------------------------------------
@@ -470,7 +474,8 @@ def written_news() -> TemporaryDirectory[str]:
 
 def lines_of_news() -> list[str]:
     (package,) = find_spec("gensim").submodule_search_locations
-    return Path(package, "test", "test_data", "lee_background.cor").read_text(encoding="utf-8").splitlines()
+    path = Path(package) / "test" / "test_data" / "lee_background.cor"
+    return path.read_text(encoding="utf-8").splitlines()
 
 
 def tokenizer(lines: list[str]) -> Any:

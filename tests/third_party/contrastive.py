@@ -1,104 +1,87 @@
-"""BYOL, MoCo and SimCLR as the examples of lightly write them, on smaller nets."""
+"""SimCLR, BYOL and MoCo on small nets, of the heads, losses and functions that lightly has for them."""
 
 import copy
 
 import torch
 import torchvision
 from lightly.loss import NegativeCosineSimilarity, NTXentLoss
-from lightly.models.modules import (
-    BYOLPredictionHead,
-    BYOLProjectionHead,
-    MoCoProjectionHead,
-    SimCLRProjectionHead,
-)
+from lightly.models import modules
 from lightly.models.utils import deactivate_requires_grad, update_momentum
 from lightly.utils.scheduler import cosine_schedule
 from pytorch_lightning import LightningModule
-from torch import nn
+from torch import Tensor, nn
+
+NUM_FEATURES = 64
+NUM_ROUNDS = 10
+
+Views = tuple[tuple[Tensor, Tensor], Tensor]
+"""A batch: two views of its pictures, and their classes, which nobody reads."""
 
 
-def backbone() -> nn.Module:
-    resnet = torchvision.models.resnet18()
-    return nn.Sequential(*list(resnet.children())[:4], nn.AdaptiveAvgPool2d(1))
+def features() -> nn.Sequential:
+    """Return the first layers of a ResNet-18, with one value a channel."""
+    layers = list(torchvision.models.resnet18().children())
+    return nn.Sequential(*layers[:4], nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
-class SimCLR(LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.backbone = backbone()
-        self.projection_head = SimCLRProjectionHead(64, 32, 16)
-        self.criterion = NTXentLoss()
+class SelfSupervised(LightningModule):
+    """Learns from pictures without their classes."""
 
-    def forward(self, x):
-        x = self.backbone(x).flatten(start_dim=1)
-        return self.projection_head(x)
-
-    def training_step(self, batch, batch_index):
-        (x0, x1) = batch[0]
-        return self.criterion(self.forward(x0), self.forward(x1))
-
-    def configure_optimizers(self):
+    def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.06)
 
 
-class BYOL(LightningModule):
-    def __init__(self):
+class SimCLR(SelfSupervised):
+    """Draws two views of a picture together."""
+
+    def __init__(self) -> None:
         super().__init__()
-        self.backbone = backbone()
-        self.projection_head = BYOLProjectionHead(64, 32, 16)
-        self.prediction_head = BYOLPredictionHead(16, 32, 16)
-        self.backbone_momentum = copy.deepcopy(self.backbone)
-        self.projection_head_momentum = copy.deepcopy(self.projection_head)
-        deactivate_requires_grad(self.backbone_momentum)
-        deactivate_requires_grad(self.projection_head_momentum)
-        self.criterion = NegativeCosineSimilarity()
+        self.net = nn.Sequential(features(), modules.SimCLRProjectionHead(NUM_FEATURES, 32, 16))
+        self.loss = NTXentLoss()
 
-    def forward(self, x):
-        y = self.backbone(x).flatten(start_dim=1)
-        return self.prediction_head(self.projection_head(y))
-
-    def forward_momentum(self, x):
-        y = self.backbone_momentum(x).flatten(start_dim=1)
-        return self.projection_head_momentum(y).detach()
-
-    def training_step(self, batch, batch_idx):
-        momentum = cosine_schedule(self.current_epoch, 10, 0.996, 1)
-        update_momentum(self.backbone, self.backbone_momentum, m=momentum)
-        update_momentum(self.projection_head, self.projection_head_momentum, m=momentum)
-        (x0, x1) = batch[0]
-        p0 = self.forward(x0)
-        z0 = self.forward_momentum(x0)
-        p1 = self.forward(x1)
-        z1 = self.forward_momentum(x1)
-        return 0.5 * (self.criterion(p0, z1) + self.criterion(p1, z0))
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.06)
+    def training_step(self, batch: Views, batch_idx: int) -> Tensor:
+        one, other = batch[0]
+        return self.loss(self.net(one), self.net(other))
 
 
-class MoCo(LightningModule):
-    def __init__(self):
+class Followed(SelfSupervised):
+    """Has a second net that follows the first one, and is not trained."""
+
+    def follow(self, net: nn.Module) -> None:
+        """Make the second net."""
+        self.net = net
+        self.slow_net = copy.deepcopy(net)
+        deactivate_requires_grad(self.slow_net)
+
+    def on_train_batch_start(self, batch: Views, batch_idx: int) -> None:
+        momentum = cosine_schedule(self.current_epoch, max_steps=NUM_ROUNDS, start_value=0.996, end_value=1)
+        update_momentum(self.net, self.slow_net, m=momentum)
+
+
+class BYOL(Followed):
+    """Predicts what the second net makes of another view."""
+
+    def __init__(self) -> None:
         super().__init__()
-        self.backbone = backbone()
-        self.projection_head = MoCoProjectionHead(64, 64, 16)
-        self.backbone_momentum = copy.deepcopy(self.backbone)
-        self.projection_head_momentum = copy.deepcopy(self.projection_head)
-        deactivate_requires_grad(self.backbone_momentum)
-        deactivate_requires_grad(self.projection_head_momentum)
-        self.criterion = NTXentLoss(memory_bank_size=(16, 16))
+        self.follow(nn.Sequential(features(), modules.BYOLProjectionHead(NUM_FEATURES, 32, 16)))
+        self.predictor = modules.BYOLPredictionHead(16, 32, 16)
+        self.loss = NegativeCosineSimilarity()
 
-    def forward(self, x):
-        return self.projection_head(self.backbone(x).flatten(start_dim=1))
+    def training_step(self, batch: Views, batch_idx: int) -> Tensor:
+        one, other = batch[0]
+        of_one = self.loss(self.predictor(self.net(one)), self.slow_net(other).detach())
+        of_other = self.loss(self.predictor(self.net(other)), self.slow_net(one).detach())
+        return (of_one + of_other) / 2
 
-    def forward_momentum(self, x):
-        return self.projection_head_momentum(self.backbone_momentum(x).flatten(start_dim=1)).detach()
 
-    def training_step(self, batch, batch_idx):
-        momentum = cosine_schedule(self.current_epoch, 10, 0.996, 1)
-        update_momentum(self.backbone, self.backbone_momentum, m=momentum)
-        update_momentum(self.projection_head, self.projection_head_momentum, m=momentum)
-        x_query, x_key = batch[0]
-        return self.criterion(self.forward(x_query), self.forward_momentum(x_key))
+class MoCo(Followed):
+    """Compares with views that the second net has seen in earlier batches."""
 
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.06)
+    def __init__(self) -> None:
+        super().__init__()
+        self.follow(nn.Sequential(features(), modules.MoCoProjectionHead(NUM_FEATURES, 64, 16)))
+        self.loss = NTXentLoss(memory_bank_size=(16, 16))
+
+    def training_step(self, batch: Views, batch_idx: int) -> Tensor:
+        query, key = batch[0]
+        return self.loss(self.net(query), self.slow_net(key).detach())

@@ -1,118 +1,103 @@
-"""Lightning's GAN example on smaller nets: manual optimization, two toggled optimizers, images for loggers."""
+"""A generative adversarial net, trained by hand: two toggled optimizers, pictures for loggers, an example input."""
 
-import numpy as np
 import torch
 import torchvision
 from pytorch_lightning import LightningModule
-from torch import nn
-from torch.nn import functional as F
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy
+
+NUM_SHOWN = 6
 
 
-class Generator(nn.Module):
-    def __init__(self, latent_dim: int, img_shape: tuple[int, ...]):
-        super().__init__()
-        self.img_shape = img_shape
-
-        def block(in_feat, out_feat, normalize=True):
-            layers = [nn.Linear(in_feat, out_feat)]
-            if normalize:
-                layers.append(nn.BatchNorm1d(out_feat, 0.8))
-            layers.append(nn.LeakyReLU(0.2, inplace=True))
-            return layers
-
-        self.model = nn.Sequential(
-            *block(latent_dim, 16, normalize=False),
-            *block(16, 32),
-            nn.Linear(32, int(np.prod(img_shape))),
-            nn.Tanh(),
-        )
-
-    def forward(self, z):
-        return self.model(z).view(z.size(0), *self.img_shape)
+def painter(num_draws: int, num_pixels: int) -> nn.Sequential:
+    """Return a net that turns draws into pixels in (−1, 1)."""
+    return nn.Sequential(
+        nn.Linear(num_draws, 16),
+        nn.LeakyReLU(0.2, inplace=True),
+        nn.Linear(16, 32),
+        nn.BatchNorm1d(32, eps=0.8),
+        nn.LeakyReLU(0.2, inplace=True),
+        nn.Linear(32, num_pixels),
+        nn.Tanh(),
+    )
 
 
-class Discriminator(nn.Module):
-    def __init__(self, img_shape: tuple[int, ...]):
-        super().__init__()
-        self.model = nn.Sequential(
-            nn.Linear(int(np.prod(img_shape)), 32),
-            nn.LeakyReLU(0.2, inplace=True),
-            nn.Linear(32, 1),
-            nn.Sigmoid(),
-        )
-
-    def forward(self, img):
-        return self.model(img.view(img.size(0), -1))
+def critic(num_pixels: int) -> nn.Sequential:
+    """Return a net that says how probable it is that a picture is real."""
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(num_pixels, 32),
+        nn.LeakyReLU(0.2, inplace=True),
+        nn.Linear(32, 1),
+        nn.Sigmoid(),
+    )
 
 
 class GAN(LightningModule):
-    def __init__(
-        self, channels, width, height, latent_dim: int = 8, lr: float = 0.0002, b1: float = 0.5, b2: float = 0.999
-    ):
+    """Learns pictures of one channel.
+
+    Args:
+        size: Height and width of a picture.
+        num_draws: Number of draws behind a picture.
+        lr: Learning rate of both nets.
+    """
+
+    def __init__(self, size: int, num_draws: int = 8, lr: float = 0.0002) -> None:
         super().__init__()
         self.save_hyperparameters()
         self.automatic_optimization = False
-        data_shape = (channels, width, height)
-        self.generator = Generator(latent_dim=self.hparams.latent_dim, img_shape=data_shape)
-        self.discriminator = Discriminator(img_shape=data_shape)
-        self.validation_z = torch.randn(8, self.hparams.latent_dim)
-        self.example_input_array = torch.zeros(2, self.hparams.latent_dim)
+        self.generator = painter(num_draws, size**2)
+        self.discriminator = critic(size**2)
+        self.shown_draws = torch.randn(NUM_SHOWN, num_draws)
+        self.example_input_array = torch.zeros(2, num_draws)
 
-    def forward(self, z):
-        return self.generator(z)
+    def forward(self, draws: Tensor) -> Tensor:
+        size = self.hparams.size
+        return self.generator(draws).unflatten(1, (1, size, size))
 
-    def adversarial_loss(self, y_hat, y):
-        return F.binary_cross_entropy(y_hat, y)
+    def training_step(self, batch: tuple[Tensor, Tensor]) -> None:
+        real, _ = batch
+        of_generator, of_discriminator = self.optimizers()
+        draws = torch.randn(len(real), self.hparams.num_draws).to(real)
 
-    def training_step(self, batch):
-        imgs, _ = batch
-        optimizer_g, optimizer_d = self.optimizers()
-        z = torch.randn(imgs.shape[0], self.hparams.latent_dim)
-        z = z.type_as(imgs)
+        self.toggle_optimizer(of_generator)
+        self.painted = self(draws)
+        self.show("train/generated", self.painted[:NUM_SHOWN])
+        loss = self.error(self.painted, is_real=True)
+        self.descend("generator_loss", loss, of_generator)
+        self.untoggle_optimizer(of_generator)
 
-        self.toggle_optimizer(optimizer_g)
-        self.generated_imgs = self(z)
-        sample_imgs = self.generated_imgs[:6]
-        grid = torchvision.utils.make_grid(sample_imgs)
+        self.toggle_optimizer(of_discriminator)
+        on_painted = self.error(self(draws).detach(), is_real=False)
+        loss = (self.error(real, is_real=True) + on_painted) / 2
+        self.descend("discriminator_loss", loss, of_discriminator)
+        self.untoggle_optimizer(of_discriminator)
+
+    def error(self, pictures: Tensor, *, is_real: bool) -> Tensor:
+        """Return the discriminator's loss if all pictures are real, or painted."""
+        said = self.discriminator(pictures)
+        return binary_cross_entropy(said, torch.full_like(said, float(is_real)))
+
+    def descend(self, name: str, loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
+        """Log a loss and take a step."""
+        self.log(name, loss, prog_bar=True)
+        self.manual_backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def show(self, name: str, pictures: Tensor) -> None:
+        """Hand pictures to the loggers."""
+        grid = torchvision.utils.make_grid(pictures)
         for logger in self.loggers:
-            logger.experiment.add_image("train/generated_images", grid, self.current_epoch)
-        valid = torch.ones(imgs.size(0), 1)
-        valid = valid.type_as(imgs)
-        g_loss = self.adversarial_loss(self.discriminator(self(z)), valid)
-        self.log("g_loss", g_loss, prog_bar=True)
-        self.manual_backward(g_loss)
-        optimizer_g.step()
-        optimizer_g.zero_grad()
-        self.untoggle_optimizer(optimizer_g)
+            logger.experiment.add_image(name, grid, self.current_epoch)
 
-        self.toggle_optimizer(optimizer_d)
-        valid = torch.ones(imgs.size(0), 1)
-        valid = valid.type_as(imgs)
-        real_loss = self.adversarial_loss(self.discriminator(imgs), valid)
-        fake = torch.zeros(imgs.size(0), 1)
-        fake = fake.type_as(imgs)
-        fake_loss = self.adversarial_loss(self.discriminator(self(z).detach()), fake)
-        d_loss = (real_loss + fake_loss) / 2
-        self.log("d_loss", d_loss, prog_bar=True)
-        self.manual_backward(d_loss)
-        optimizer_d.step()
-        optimizer_d.zero_grad()
-        self.untoggle_optimizer(optimizer_d)
-
-    def validation_step(self, batch, batch_idx):
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         pass
 
-    def configure_optimizers(self):
-        lr = self.hparams.lr
-        b1 = self.hparams.b1
-        b2 = self.hparams.b2
-        opt_g = torch.optim.Adam(self.generator.parameters(), lr=lr, betas=(b1, b2))
-        opt_d = torch.optim.Adam(self.discriminator.parameters(), lr=lr, betas=(b1, b2))
-        return [opt_g, opt_d], []
+    def on_validation_epoch_end(self) -> None:
+        weight = self.generator[0].weight
+        self.show("validation/generated", self(self.shown_draws.to(weight)))
 
-    def on_validation_epoch_end(self):
-        z = self.validation_z.type_as(self.generator.model[0].weight)
-        sample_imgs = self(z)
-        grid = torchvision.utils.make_grid(sample_imgs)
-        for logger in self.loggers:
-            logger.experiment.add_image("validation/generated_images", grid, self.current_epoch)
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        nets = (self.generator, self.discriminator)
+        return [torch.optim.Adam(net.parameters(), lr=self.hparams.lr, betas=(0.5, 0.999)) for net in nets]

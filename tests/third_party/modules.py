@@ -111,7 +111,7 @@ def gan() -> tuple[LightningModule, LightningDataModule]:
     from tests.third_party.gan import GAN
 
     shape = (SIZE, 1, 8, 8)
-    return GAN(channels=1, width=8, height=8), Loaded(TensorDataset(drawn(*shape).tanh(), classes()))
+    return GAN(size=8), Loaded(TensorDataset(drawn(*shape).tanh(), classes()))
 
 
 # --- torchgeo -----------------------------------------------------------------------------------------------------

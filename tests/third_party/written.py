@@ -219,7 +219,10 @@ class SharpnessAware(torch.optim.Optimizer):
 
     @torch.no_grad()
     def first_step(self):
-        norm = torch.stack([p.grad.norm() for g in self.param_groups for p in g["params"]]).norm()
+        norms: list[torch.Tensor] = []
+        for group in self.param_groups:
+            norms += [p.grad.norm() for p in group["params"]]
+        norm = torch.stack(norms).norm()
         for group in self.param_groups:
             for p in group["params"]:
                 self.state[p]["old_p"] = p.data.clone()
@@ -263,7 +266,8 @@ class SharpByHand(Base):
         x, y = batch
         loss = F.cross_entropy(self(x), y)
         self.manual_backward(loss)
-        optimizer.optimizer.first_step() if hasattr(optimizer, "optimizer") else optimizer.first_step()
+        own = optimizer.optimizer if hasattr(optimizer, "optimizer") else optimizer
+        own.first_step()
         self.manual_backward(F.cross_entropy(self(x), y))
         optimizer.second_step()
         return loss
@@ -288,7 +292,7 @@ class Averages(Base):
 
     def __init__(self):
         super().__init__()
-        self.average = copy.deepcopy(self.net).requires_grad_(False)
+        self.average = copy.deepcopy(self.net).requires_grad_(requires_grad=False)
 
     def on_before_zero_grad(self, optimizer):
         with torch.no_grad():
@@ -369,7 +373,8 @@ class Reads(Base):
     def training_step(self, batch, batch_idx):
         x, y = batch
         self.seen += len(y)
-        self.print("a line") if self.global_rank > 0 else None
+        if self.global_rank > 0:
+            self.print("a line")
         weight = torch.ones(3, device=self.device, dtype=self.dtype)
         loss = F.cross_entropy(self(x), y, weight=weight)
         self.log("lr", self.optimizers().param_groups[0]["lr"])
