@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import pytorch_lightning as pl
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -44,6 +45,13 @@ def empty_pictures() -> Iterator[None]:
         patch.setattr(Figure, "draw", lambda figure, renderer: None)
         patch.setattr(ConstrainedLayoutEngine, "execute", lambda engine, figure: None)
         yield
+
+
+class StopAfterRound(pl.Callback):
+    """Ends a run after its first round, whatever is planned."""
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        trainer.should_stop = True
 
 
 def cell_files(folder: str | Path, name: str) -> CellFiles:

@@ -14,7 +14,11 @@ from fl_lightning.experiments.compare import default_folder
 from tests.test_contributing import ROOT, commands
 
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
-SHORT = ["--trainer.max_epochs=1", "--model.max_local_steps=1", "--trainer.accelerator=cpu"]
+ONE_STEP = ["--model.max_local_steps=1", "--trainer.accelerator=cpu"]
+SHORT = ["--trainer.max_epochs=1", *ONE_STEP]
+ONE_OF_MANY = ["--trainer.callbacks+=tests.commands.StopAfterRound", *ONE_STEP]
+"""A run of one round that is planned for all of them, so that what a scenario refuses in a later round is refused."""
+
 QUIET = ["--trainer.enable_progress_bar=false"]
 
 ELSEWHERE = {
@@ -73,13 +77,19 @@ def run_short(verb: str, arguments: list[str], folder: Path) -> None:
             main([verb, *words, "--print_config"])
         assert not stop.value.code
     elif verb == "fit":
-        main([verb, *words, *SHORT, *QUIET])
+        main([verb, *words, *shortened(words), *QUIET])
     elif verb == "compare":
-        main([verb, *words, *SHORT, "--seeds", "0"])
+        main([verb, *words, *shortened(words), "--seeds", "0"])
     else:
         if verb == "report":
             make_runs(words)
         main([verb, *words])
+
+
+def shortened(words: list[str]) -> list[str]:
+    """Return the options that make a run short."""
+    changes = any(word.startswith("scenario/") for word in words)
+    return ONE_OF_MANY if changes else SHORT
 
 
 def make_runs(words: list[str]) -> None:

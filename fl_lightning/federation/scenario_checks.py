@@ -289,9 +289,13 @@ def check_rounds(data: FederatedDataModule, num_rounds: int) -> None:
         cohort = data.cohort(round_idx)
         if cohort and not any(data.size(client_id, round_idx) for client_id in cohort):
             empty.append(round_idx)
-    if empty:
-        raise ValueError(
-            f"data.scenario must leave some client of each round samples, and in round {empty[0]}"
-            f"{f' and {len(empty) - 1} later ones' if len(empty) > 1 else ''} none of the cohort has any; change the "
-            f"scenario, or lower trainer.max_epochs"
-        )
+    if not empty:
+        return
+    first = empty[0]
+    later = f" and {len(empty) - 1} later ones" if len(empty) > 1 else ""
+    leaves_out = len(data.cohort(first)) < len(data.training_clients)
+    ask_more = "raise data.participation or data.cohort_size, " if leaves_out else ""
+    raise ValueError(
+        f"data.scenario must leave some client of each round samples, and in round {first}{later} none of the cohort "
+        f"has any; {ask_more}change the scenario, or lower trainer.max_epochs"
+    )

@@ -197,15 +197,20 @@ class Gap(Scenario):
         return [False] * SIZES[client_id] if stage in (2, 4) else None
 
 
-def test_a_round_in_which_nobody_has_samples_is_named_before_any_trains():
-    with pytest.raises(ValueError, match=r"in round 2 none of the cohort has any; change the scenario"):
-        fit(FedAvg(net=BatchNormNet, optimizer=sgd()), 4, data_of(Gap()))
+@pytest.mark.parametrize(
+    ("cohort_size", "advice"),
+    [(3, "raise data.participation or data.cohort_size, change the scenario"), (len(SIZES), "change the scenario")],
+)
+def test_a_round_in_which_nobody_has_samples_is_named_before_any_trains(cohort_size, advice):
+    changing = data_of(Gap(), cohort_size=cohort_size)
+    with pytest.raises(ValueError, match=f"in round 2 none of the cohort has any; {advice}, or lower"):
+        fit(FedAvg(net=BatchNormNet, optimizer=sgd()), 4, changing)
     fit(FedAvg(net=BatchNormNet, optimizer=sgd()), 2, data_of(Gap()))
 
 
 def test_where_devices_lose_nobody_such_a_round_is_refused_too():
     changing = data_of(Gap(), devices=Devices(step_seconds=0.1))
-    with pytest.raises(ValueError, match=r"in round 2 none of the cohort has any; change the scenario"):
+    with pytest.raises(ValueError, match="in round 2 none of the cohort has any; raise"):
         fit(FedAvg(net=BatchNormNet, optimizer=sgd()), 4, changing)
 
 
