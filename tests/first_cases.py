@@ -1,7 +1,6 @@
-"""Which tests the short suite takes: the first case of each, and the cases that a fault in the package needs.
+"""Which tests the short suite takes: the first case of each, and the cases that end a fault of the package.
 
-A test that takes longer than its place in a suite of five minutes allows is marked `long`: the short suite takes only
-those of its cases that end a fault of `tools/mutants.csv`.
+`tests/long_tests.txt` lists the tests whose first case takes too long for it; `python -m tools.long_tests` renews it.
 """
 
 import csv
@@ -12,13 +11,29 @@ from pathlib import Path
 import pytest
 
 MUTANTS = Path(__file__).parents[1] / "tools" / "mutants.csv"
+LONG_TESTS = Path(__file__).parent / "long_tests.txt"
 
 
 @cache
 def killers() -> frozenset[str]:
-    """Read the names of the cases that end a fault of the list."""
+    """Read the names of the cases that end a fault of `tools/mutants.csv`."""
     with MUTANTS.open(newline="", encoding="utf-8") as file:
         return frozenset(row["killed_by"] for row in csv.DictReader(file))
+
+
+@cache
+def long_ones() -> frozenset[str]:
+    """Read the names of the long tests."""
+    return frozenset(LONG_TESTS.read_text(encoding="utf-8").splitlines())
+
+
+def function_of(case: str) -> str:
+    """Return the name of a case's test: that without what is in brackets.
+
+    >>> function_of("tests/test_sums.py::test_sums[2-x[3]]"), function_of("tests/test_sums.py::test_none")
+    ('tests/test_sums.py::test_sums', 'tests/test_sums.py::test_none')
+    """
+    return case.partition("[")[0]
 
 
 def first_cases(items: Iterable[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:
@@ -27,10 +42,9 @@ def first_cases(items: Iterable[pytest.Item]) -> tuple[list[pytest.Item], list[p
     left_out: list[pytest.Item] = []
     seen: set[str] = set()
     for item in items:
-        test, _, _ = item.nodeid.partition("[")
+        test = function_of(item.nodeid)
         is_first = test not in seen
         seen.add(test)
-        is_long = item.get_closest_marker("long") is not None
-        is_kept = item.nodeid in killers() or (is_first and not is_long)
+        is_kept = item.nodeid in killers() or (is_first and test not in long_ones())
         (kept if is_kept else left_out).append(item)
     return kept, left_out

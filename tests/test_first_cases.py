@@ -2,21 +2,19 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from tests.conftest import pytest_collection_modifyitems
-from tests.first_cases import first_cases, killers
+from tests.first_cases import LONG_TESTS, first_cases
+from tools.long_tests import long_tests
+
+ROOT = Path(__file__).parents[1]
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     nodeid: str
-    marks: tuple[str, ...] = ()
-
-    def get_closest_marker(self, name: str) -> str | None:
-        return name if name in self.marks else None
 
 
 @dataclass
@@ -42,11 +40,18 @@ TESTS = [
     Case("tests/a.py::test_sums[1]"),
     Case("tests/a.py::test_sums[2]"),
     Case("tests/a.py::TestSums::test_sums[a]"),
-    Case("tests/a.py::test_endless", marks=("long",)),
+    Case("tests/a.py::test_endless[1]"),
     Case("tests/b.py::test_sums[1]"),
     Case("tests/b.py::test_sums[2[3]]"),
     Case("tests/b.py::test_alone"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def endless(monkeypatch):
+    """One test is long, and no case ends a fault."""
+    monkeypatch.setattr("tests.first_cases.long_ones", lambda: frozenset({"tests/a.py::test_endless"}))
+    monkeypatch.setattr("tests.first_cases.killers", frozenset)
 
 
 def test_the_first_case_of_each_test_is_kept():
@@ -62,10 +67,22 @@ def test_cases_that_end_a_fault_are_kept(monkeypatch):
     assert [TESTS.index(case) for case in kept] == [0, 1, 2, 3, 4, 6]
 
 
-def test_the_list_of_faults_is_read():
-    named = [name for name in killers() if "::" in name]
-    assert len(named) > 100
-    assert all(Path(name.partition("::")[0]).suffix == ".py" for name in named)
+def test_the_longest_tests_are_listed_until_the_others_fit(monkeypatch):
+    seconds = {"a[1]": 2.0, "a[2]": 0.1, "b": 1.0, "c": 3.0, "d": 0.5, "e[x]": 9.0}
+    monkeypatch.setattr("tools.long_tests.killers", lambda: frozenset({"e[x]", "unknown"}))
+    assert long_tests(seconds, budget=12.25) == ["a", "c"]
+    assert long_tests(seconds, budget=12.5) == ["c"]
+    assert long_tests(seconds, budget=99.0) == []
+
+
+def test_the_long_tests_exist():
+    listed = LONG_TESTS.read_text(encoding="utf-8").splitlines()
+    assert listed == sorted(set(listed))
+    for name in listed:
+        path, *_, function = name.split("::")
+        assert (ROOT / path).is_file(), name
+        is_doctest = not path.startswith("tests/")
+        assert is_doctest or f"def {function}(" in (ROOT / path).read_text(encoding="utf-8"), name
 
 
 @pytest.mark.parametrize(("cases", "count"), [("first", 4), ("all", 7)])
