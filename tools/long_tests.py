@@ -20,7 +20,7 @@ FOLDER = "FL_LIGHTNING_TIMES"
 """Variable of the environment that names the folder of what is measured."""
 
 BUDGET = 170.0
-"""CPU seconds of the tests of the short suite. Starting two processes and finding the tests take another two minutes."""
+"""CPU seconds of the tests of the short suite. Two processes take two minutes more to find the tests."""
 
 
 def cpu_seconds() -> float:
