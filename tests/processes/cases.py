@@ -22,9 +22,20 @@ from torchmetrics.classification import MulticlassAUROC, MulticlassF1Score
 
 from fl_lightning import ClientModule, FaultPolicy, FederatedDataModule, FederatedLoop
 from fl_lightning.aggregation import QSGD, FedBuff, GatheringAggregator, NormClip, TopK, UpdateTransform
-from fl_lightning.data import ClassIncremental, Devices, Stragglers
+from fl_lightning.data import ClassIncremental, Devices, DomainIncremental, LabelDrift, Stragglers, Window
 from fl_lightning.functional import state as S
-from fl_lightning.methods import SCAFFOLD, DPFedAvg, FedAvg, FedEWC, FedEXPAggregator, FedNTD, Local, dp_sgd
+from fl_lightning.methods import (
+    SCAFFOLD,
+    DPFedAvg,
+    FedAvg,
+    FedEWC,
+    FedEXPAggregator,
+    FedLwF,
+    FedNTD,
+    Local,
+    Replay,
+    dp_sgd,
+)
 from fl_lightning.monitors import (
     ClientTable,
     DriftMonitor,
@@ -366,8 +377,30 @@ def changing():
     return loop, toy_data(SIZES, cohort_size=4, scenario=scenario, stays=stays)
 
 
+def replayed():
+    """Train on samples of earlier domains with their logits."""
+    client = Replay(net=BatchNormNet, optimizer=sgd(), size=4, alpha=0.5)
+    scenario = DomainIncremental(2, noises=[0.0, 0.5], order="shuffled")
+    return loop_of(client, chunk=2), toy_data(SIZES, cohort_size=4, scenario=scenario)
+
+
+def drifting():
+    """Distil from the model that a client had before its classes drifted."""
+    loop = loop_of(FedLwF(net=BatchNormNet, optimizer=sgd()))
+    return loop, toy_data(SIZES, cohort_size=4, scenario=LabelDrift(0.5, rounds=4))
+
+
+def arriving():
+    """Keep a sample for two rounds, and those of each class in the buffer for longer."""
+    client = Replay(net=BatchNormNet, optimizer=sgd(), size=4, select="balanced")
+    return loop_of(client), toy_data(SIZES, cohort_size=4, scenario=Window(0.3, keep=2))
+
+
 LIST = (
     fedavg,
+    replayed,
+    drifting,
+    arriving,
     late,
     tasks_of_a_module,
     few,
