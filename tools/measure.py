@@ -1,4 +1,4 @@
-"""Measures the times in docs/decisions.md: `python tools/measure.py`, about a minute."""
+"""Measures the times in docs/decisions.md: `python -m tools.measure`, about a minute."""
 
 import logging
 import time
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning import LightningModule
 from torch import Tensor
 from torch.optim import SGD
 
@@ -15,6 +15,7 @@ from fl_lightning.data import DirichletPartition, PartitionInput
 from fl_lightning.data.transforms import Normalize
 from fl_lightning.functional.state import FlatState, StateLike, StateSum, flatten
 from fl_lightning.nets import Perceptron
+from tools.quiet import quiet_trainer
 
 
 def seconds(work: Callable[[], object], repeats: int) -> float:
@@ -50,15 +51,7 @@ def epoch_of(keys: int, epochs: int = 100) -> float:
     """Return the seconds of an epoch of one step that logs so many keys, in the shortest of five runs."""
 
     def fit() -> None:
-        trainer = Trainer(
-            max_epochs=epochs,
-            accelerator="cpu",
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
-        trainer.fit(Logs(keys), train_dataloaders=[0])
+        quiet_trainer(epochs).fit(Logs(keys), train_dataloaders=[0])
 
     return seconds(fit, 1) / epochs
 

@@ -73,8 +73,7 @@ def read_model(adoption: Adoption, value: Any) -> None:
         adoption.put("model.client.class_path", "fl_lightning.methods.FedAvg")
         adoption.put("model.client.init_args.module", module)
         adoption.notes.append("model: moved to model.client, as the module that FedAvg trains")
-        adoption.check_options("model", module)
-        adoption.tell_linked("model", module)
+        tell_of_class(adoption, "model", module)
     elif value is None and "model.client" not in adoption.given:
         adoption.refusals.append(
             "model must be the LightningModule that clients train, got none; add --model CLASS, the import path of the "
@@ -88,13 +87,18 @@ def read_data(adoption: Adoption, value: Any) -> None:
     if source is not None:
         adoption.put("data.source", source)
         adoption.notes.append("data: moved to data.source, whose training samples are divided among the clients")
-        adoption.check_options("data", source)
-        adoption.tell_linked("data", source)
+        tell_of_class(adoption, "data", source)
     elif value is None and "data.source" not in adoption.given:
         adoption.refusals.append(
             "data must be the data that are divided, got none (loaders of a LightningModule are not called); add "
             "--data CLASS, the import path of a LightningDataModule"
         )
+
+
+def tell_of_class(adoption: Adoption, section: str, content: Mapping[str, Any]) -> None:
+    """Tell of the options of a section's class that may have changed, and of arguments that the program links."""
+    adoption.check_options(section, content)
+    adoption.tell_linked(section, content)
 
 
 def read_optimizer(adoption: Adoption, value: Any) -> None:

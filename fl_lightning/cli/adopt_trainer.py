@@ -168,7 +168,7 @@ def use_precision(adoption: Adoption, name: str, value: Any) -> None:
 
 
 def spread(adoption: Adoption, name: str, value: Any) -> None:
-    """Spread clients over processes in the place of batches."""
+    """Spread clients over processes in place of batches."""
     path = str(value)
     arguments: Mapping[str, Any] = {}
     if isinstance(value, dict):

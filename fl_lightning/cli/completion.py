@@ -36,7 +36,7 @@ _fl_lightning_by_level() {
 }
 complete -o bashdefault -F _fl_lightning_by_level fl-lightning
 """
-"""Completes options by level in bash, in the place of shtab's function, which lists all 200 options at once."""
+"""Completes options by level in bash, in place of shtab's function, which lists all 200 options at once."""
 
 ZSH_BY_LEVEL = r"""
 # the next level of an option only: --model.<Tab> has --model.client, and --model.client.<Tab> what is below
@@ -108,7 +108,8 @@ def add_files(command: argparse.ArgumentParser, *names: str, **settings: Any) ->
     """Add an argument whose value is completed by the names of files."""
     import shtab  # noqa: PLC0415 - an extra
 
-    command.add_argument(*names, **settings).complete = shtab.FILE  # type: ignore[attr-defined]
+    argument = command.add_argument(*names, **settings)
+    argument.complete = shtab.FILE  # type: ignore[attr-defined]
 
 
 def add_folder(command: argparse.ArgumentParser, name: str) -> None:

@@ -42,8 +42,7 @@ def run(argv: list[str]) -> None:
         raise ValueError("; ".join(map(one_line, left_out.values())))
     output = given.output
     if output is None:
-        (first, *others) = runs
-        output = Path("reports") if others else first
+        output = Path("reports") if len(runs) > 1 else next(iter(runs))
     groups = grouped(runs.values())
     refusals = [printable(f"{path} is left out: {one_line(reason)}") for path, reason in left_out.items()]
     page = write_report(

@@ -118,7 +118,8 @@ def difference(
     """
     size = published if isinstance(published, int) else sum(published)
     of_all = (sized(size, shape), sized(len(y), found_shape))
-    if isinstance(published, int) or (len(y), *found_shape) != (size, *shape):
+    is_same_in_all = len(y) == size and tuple(found_shape) == tuple(shape)
+    if isinstance(published, int) or not is_same_in_all:
         return of_all
     found = torch.bincount(y.clamp(min=0), minlength=len(published)).tolist()
     for class_idx, got in enumerate(found):

@@ -42,8 +42,8 @@ def read_cells(path: Path) -> dict[str, list[str]]:
     """
     with path.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
-        # The reader gives a row with too many or too few cells None as a key or as a value.
-        rows = [row for row in reader if None not in (*row, *row.values())]
+        # The reader gives a row with too many cells None as a key, and one with too few None as a value.
+        rows = [row for row in reader if None not in row and None not in row.values()]
         names = reader.fieldnames or ()
         return {of_cell(name): [row[name] for row in rows] for name in names}
 
