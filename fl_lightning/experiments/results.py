@@ -17,7 +17,7 @@ from fl_lightning.papers.drawing import unique
 from fl_lightning.papers.stored import write_stored
 from fl_lightning.reports.comparison_tables import as_csv, comparison_table
 from fl_lightning.reports.overview import overview_table
-from fl_lightning.reports.page import Picture, Section, drawn, write_page
+from fl_lightning.reports.page import Page, Picture, Section, drawn, write_page
 from fl_lightning.reports.report import write_report
 from fl_lightning.reports.result_tables import Table, TableCell, as_latex, as_markdown, latex
 from fl_lightning.reports.results import COUNTS, INTRANSIGENCE, Comparison, compare, keys_in, known_metrics
@@ -82,8 +82,8 @@ def name_runs(cells: Sequence[Cell], folder: Path) -> None:
         named.add(files.name)
         name = ", ".join(filter(None, (cell.method, cell.case)))
         done = files.done
-        if done is not None and done.get("name") != name:
-            content = {**done, "name": name}
+        content = {**(done or {}), "name": name, "case": cell.case}
+        if done is not None and done != content:
             write_file(files.begun_run / DONE, json.dumps(content, indent=1) + "\n")
 
 
@@ -182,7 +182,7 @@ def write_drawings(
     for path, data in files.items():
         write_file(path, data)
     page = output / f"{name}.html"
-    write_page(page, title=heading, sections=[Section(name, parts)])
+    write_page(page, Page(heading, sections=[Section(name, parts)]))
     return [*files, page]
 
 
@@ -355,5 +355,5 @@ def report_groups(series: Sequence[Series]) -> list[Group]:
     for each in series:
         if each.group.runs:
             folders = tuple(run.folder for run in each.group.runs)
-            groups.setdefault(folders, Group(each.name, each.group.runs))
+            groups.setdefault(folders, Group(each.name, each.group.runs, case=each.case, method=each.method))
     return list(groups.values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,74 +28,15 @@ PLATE = {"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.85}
 """Background of a number on a bar."""
 
 
-class Band(NamedTuple):
-    """Has the curves of one group.
-
-    Args:
-        x: Places of the values, (T,). It is empty if the group has no curve.
-        values: A value for each run and place, (S, T).
-    """
-
-    x: Sequence[float]
-    values: Numbers
-
-
-def plot_bands(bands: Mapping[str, Band], ylabel: str, xlabel: str = "round", *, in_steps: bool = False) -> Figure:
-    """Draw the mean over the runs of each group, with a band of one sample standard deviation.
-
-    Args:
-        bands: Curves of each group by its label, at least one curve. A group without one has its place in the order,
-            so that each group has the same look in all figures.
-        ylabel: Name and unit of the values.
-        xlabel: Name and unit of x. `round` has whole numbers.
-        in_steps: Whether a value holds until the next one.
-    """
-    figure = figures.new_figure(WIDTH, 3.2 + 0.17 * len(bands))
-    axes = figure.subplots()
-    for number, (label, band) in enumerate(bands.items()):
-        if band.x:
-            draw_band(axes, number, label=label, band=band, in_steps=in_steps)
-    axes.set(xlabel=xlabel, ylabel=ylabel)
-    if xlabel == "round":
-        first = next(band for band in bands.values() if band.x)
-        figures.label_rounds(axes, [int(round_idx) for round_idx in first.x])
-    figures.tidy(axes)
-    name_groups(figure, axes, len(bands))
-    return figure
-
-
-def draw_band(axes: Axes, number: int, *, label: str, band: Band, in_steps: bool) -> None:
-    """Draw the mean over the runs of one group, with a band of one sample standard deviation.
-
-    Args:
-        axes: The panel.
-        number: Number of the group, from 0. It decides the look.
-        label: Label of the group.
-        band: Curves of the group.
-        in_steps: Whether a value holds until the next one.
-    """
-    x = figures.finite(band.x)
-    values = figures.finite(band.values)
-    figures.draw_line(
-        axes,
-        number,
-        x=x,
-        mean=values.mean(0),
-        label=label,
-        std=values.std(0, ddof=1) if len(values) > 1 else None,
-        every=max(1, len(x) // 8),
-        width=1.5,
-        in_steps=in_steps,
-    )
-
-
-def plot_forgetting(table: Mapping[str, Numbers], class_names: Sequence[str]) -> Figure:
+def plot_forgetting(table: Mapping[str, Numbers], class_names: Sequence[str], *, methods: Sequence[str] = ()) -> Figure:
     """Draw what each class forgot: best minus last accuracy, the mean over the runs and one standard deviation.
 
     Args:
         table: Values of each group by its label, in [0, 1], (S, C). NaN is a class without test samples.
         class_names: Names of the C classes.
+        methods: Labels of all groups, whose order decides the look of each. Empty: they are those of the table.
     """
+    order = list(methods or table)
     num_classes = len(class_names)
     height = float(np.clip((0.14 + 0.1 * len(table)) * num_classes, 2.0, 14))
     figure = figures.new_figure(WIDTH, height + 0.9 + 0.17 * len(table))
@@ -109,8 +50,8 @@ def plot_forgetting(table: Mapping[str, Numbers], class_names: Sequence[str]) ->
             y=np.arange(num_classes) + offset,
             xerr=100 * shown.std(0, ddof=1) if len(shown) > 1 else None,
             label=figures.in_legend(label),
-            fmt=figures.MARKERS[number % len(figures.MARKERS)],
-            color=figures.COLOURS[number % len(figures.COLOURS)],
+            fmt=figures.MARKERS[order.index(label) % len(figures.MARKERS)],
+            color=figures.COLOURS[order.index(label) % len(figures.COLOURS)],
             markersize=4.5,
             elinewidth=1.2,
         )

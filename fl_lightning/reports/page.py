@@ -1,14 +1,24 @@
-"""Pages of reports: each is one HTML file that loads nothing from elsewhere and needs no script."""
+"""Pages of reports: each is one HTML file that loads nothing from elsewhere.
+
+Without scripts, and on paper, pictures take the place of the charts that answer to the pointer.
+"""
 
 import base64
 import io
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
-from fl_lightning.reports.result_tables import Table, as_html, escaped
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from fl_lightning.reports.curves import Curves
+from fl_lightning.reports.result_tables import Table, as_html
 from fl_lightning.utils.files import write_file
+from fl_lightning.utils.text import printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,12 +33,17 @@ class Picture:
         figure: The figure.
         caption: Sentences about what it shows.
         wide: Whether the figure needs the width of the page. On a phone such a figure scrolls.
+        heading: Words above the figure. Empty: there are none.
+        curves: The curves that the figure shows, which the page also draws so that they answer to the pointer. None:
+            the figure shows no curves.
     """
 
     name: str
     figure: "Figure"
     caption: str
     wide: bool = False
+    heading: str = ""
+    curves: Curves | None = None
 
 
 @dataclass(frozen=True)
@@ -46,7 +61,31 @@ class SavedPicture:
     caption: str
 
 
-Part = Picture | SavedPicture | Table | str
+@dataclass(frozen=True)
+class Methods:
+    """Names the methods of a page beside their colors, where a reader hides and shows them in all charts.
+
+    Attributes:
+        names: The methods, in their order on the page.
+    """
+
+    names: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Has parts that a reader opens.
+
+    Attributes:
+        title: Words that are always seen.
+        parts: Figures, tables and sentences, in their order.
+    """
+
+    title: str
+    parts: "Sequence[Part]"
+
+
+Part = Picture | SavedPicture | Table | Methods | Fold | str
 
 
 @dataclass(frozen=True)
@@ -62,122 +101,203 @@ class Section:
     parts: Sequence[Part]
 
 
+@dataclass(frozen=True)
+class Page:
+    """Has all of a report.
+
+    Attributes:
+        title: Title of the report.
+        sections: Its sections, in their order.
+        facts: Short words about the runs in a line below the title.
+        command: The command that makes the page again. Empty: none is shown.
+    """
+
+    title: str
+    sections: Sequence[Section]
+    facts: Sequence[str] = ()
+    command: str = ""
+
+
 WARNING = "Note: "
 """Beginning of a sentence that stands out."""
 
-STYLE = """
-:root { color-scheme: light; }
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 76rem; padding: 1rem; background: #fff; color: #1a1a1a;
-       font: 1rem/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
-h1 { font-size: 1.6rem; line-height: 1.25; margin: 0.5rem 0; overflow-wrap: anywhere; }
-h2 { font-size: 1.2rem; margin: 2rem 0 0.5rem; padding-bottom: 0.2rem; border-bottom: 1px solid #bbb; }
-.figures { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 27rem), 1fr)); gap: 1rem 2rem; }
-figure { margin: 0; min-width: 0; }
-figure.wide { grid-column: 1 / -1; }
-figure img { display: block; width: 100%; max-width: 34rem; height: auto; }
-figure.wide img { width: auto; max-width: 100%; }
-figcaption, .note { color: #444; font-size: 0.9rem; margin: 0.25rem 0 0.75rem; max-width: 60rem; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; margin: 0.5rem 0; font-variant-numeric: tabular-nums; }
-h3 { font-size: 1rem; margin: 1rem 0 0; }
-th, td { padding: 0.25rem 0.75rem; border-bottom: 1px solid #ddd; text-align: right; vertical-align: top; }
-th:first-child { text-align: left; padding-left: 0; }
-thead th { border-bottom: 2px solid #888; }
-tbody th { font-weight: 400; }
-.warning { border-left: 0.3rem solid #D55E00; background: #fdf1ea; padding: 0.5rem 0.8rem; }
-@media (max-width: 40rem) {
-  body { padding: 0.75rem; }
-  figure.wide img { max-width: none; }
-  th, td { padding: 0.25rem 0.5rem; }
-}
-@media print {
-  @page { margin: 14mm; }
-  body { max-width: none; padding: 0; font-size: 10pt; }
-  .figures { display: block; columns: 2; column-gap: 8mm; }
-  .figures:has(.wide) { columns: auto; }
-  figure, figure img, .scroll, .warning { break-inside: avoid; }
-  figure img { max-height: 220mm; object-fit: contain; object-position: left; }
-  h2, h3 { break-after: avoid; }
-  .scroll { overflow: visible; }
-  th, td { padding: 0.15rem 0.4rem; }
-}
-"""
+
+COORDINATE = re.compile(rb"(?<![\d.])([1-9]\d*\.\d\d)\d+")
+"""A number above 1 with more than two decimals."""
 
 
-def write_page(path: Path, title: str, sections: Sequence[Section]) -> None:
+def write_page(path: Path, page: Page) -> None:
     """Write a report as one HTML file.
 
     Args:
         path: The file.
-        title: Title of the report.
-        sections: Its sections, in their order.
+        page: The report.
     """
-    body = "\n".join(section_html(section) for section in sections)
-    page = (
-        "<!doctype html>\n<html lang='en'>\n<head>\n<meta charset='utf-8'>\n"
-        "<meta name='viewport' content='width=device-width, initial-scale=1'>\n"
-        f"<title>{escaped(title)}</title>\n<style>{STYLE}</style>\n</head>\n"
-        f"<body>\n<h1>{escaped(title)}</h1>\n{body}\n</body>\n</html>\n"
+    charts = Charts()
+    sections = []
+    for section in page.sections:
+        sections.append({"title": section.title, "parts": charts.prepared(section.parts)})
+    environment = Environment(
+        loader=PackageLoader("fl_lightning.reports", package_path=""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=without_controls,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    write_file(path, page)
+    template = environment.get_template("page.html")
+    text = template.render(
+        page=page,
+        titles=[section.title for section in page.sections],
+        sections=sections,
+        style=source_of(environment, "page.css"),
+        library=charts.library(),
+        charts=in_script(json.dumps(charts.items)),
+        script=source_of(environment, "page.js"),
+    )
+    write_file(path, text)
 
 
-def section_html(section: Section) -> str:
-    """Write a section, in which figures that follow each other lie side by side if there is room."""
-    lines = [f"<section>\n<h2>{escaped(section.title)}</h2>"]
-    is_row_open = False
-    for part in section.parts:
-        is_picture = isinstance(part, Picture | SavedPicture)
-        if is_picture and not is_row_open:
-            lines.append("<div class='figures'>")
-        elif is_row_open and not is_picture:
-            lines.append("</div>")
-        is_row_open = is_picture
-        lines.append(part_html(part))
-    # A section whose last part is no picture ends with an empty line.
-    lines.append("</div>" if is_row_open else "")
-    lines.append("</section>")
-    return "\n".join(lines)
+def without_controls(value: Any) -> Any:
+    """Write a text without what cannot be seen. HTML stays as it is."""
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return printable(value, keep="\n")
+    return value
 
 
-def part_html(part: Part) -> str:
-    """Write a part of a section."""
-    if isinstance(part, SavedPicture):
-        return saved_picture_html(part)
-    if isinstance(part, Picture):
-        return picture_html(part)
-    if isinstance(part, Table):
-        return as_html(part)
-    kind = " class=warning" if part.startswith(WARNING) else ""
-    return f"<p{kind}>{escaped(part)}</p>"
+def source_of(environment: Environment, name: str) -> Markup:
+    """Return the content of a file beside the template."""
+    assert environment.loader is not None
+    text, _, _ = environment.loader.get_source(environment, name)
+    return Markup(text)
 
 
-def picture_html(picture: Picture) -> str:
-    """Write a figure with its picture inside."""
-    encoded = base64.b64encode(drawn(picture.figure, "svg")).decode("ascii")
-    caption = escaped(picture.caption)
-    image = f"<img alt='{caption}' src='data:image/svg+xml;base64,{encoded}'>"
-    if picture.wide:
-        return f"<figure class='wide'><div class='scroll'>{image}</div><figcaption>{caption}</figcaption></figure>"
-    return f"<figure>{image}<figcaption>{caption}</figcaption></figure>"
+def in_script(text: str) -> Markup:
+    """Write JSON so that no text in it ends the script that holds it."""
+    return Markup(text.replace("</", "<\\/").replace("<!--", "<\\!--"))
 
 
-def saved_picture_html(picture: SavedPicture) -> str:
-    """Write a picture that lies in a file, with its content inside."""
+@dataclass
+class Charts:
+    """Collects the charts of a page.
+
+    Attributes:
+        items: What a chart is drawn from, by the id of its place on the page.
+    """
+
+    items: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    _count: int = 0
+
+    def prepared(self, parts: Sequence[Part]) -> list[tuple[str, Any]]:
+        """Prepare parts for the template: the kind of each, and its content. Figures in a row are one part."""
+        prepared: list[tuple[str, Any]] = []
+        for part in parts:
+            kind, content = self._of(part)
+            if kind == "pictures" and prepared and prepared[-1][0] == "pictures":
+                prepared[-1][1].append(content)
+            else:
+                prepared.append((kind, [content] if kind == "pictures" else content))
+        return prepared
+
+    def _of(self, part: Part) -> tuple[str, Any]:
+        """Return the kind of a part and its content."""
+        match part:
+            case Picture():
+                return "pictures", self._picture(part)
+            case SavedPicture():
+                return "pictures", saved_picture(part)
+            case Table():
+                return "table", as_html(part)
+            case Methods():
+                return "methods", list(swatches(part))
+            case Fold():
+                return "fold", {"title": part.title, "parts": self.prepared(part.parts)}
+            case _:
+                return ("warning" if part.startswith(WARNING) else "sentence"), part
+
+    def _picture(self, picture: Picture) -> dict[str, Any]:
+        """Return what the template shows of a figure."""
+        shown = {
+            "heading": picture.heading,
+            "caption": picture.caption,
+            "alt": f"{picture.heading}. {picture.caption}" if picture.heading else picture.caption,
+            "wide": picture.wide,
+            "source": data_url(shortened(drawn(picture.figure, "svg", letters="none")), "svg+xml"),
+            "number": None,
+            "panels": [],
+        }
+        if picture.curves is None:
+            return shown
+        # Bokeh is slow to import.
+        from fl_lightning.reports.live import live_panels  # noqa: PLC0415
+
+        panels = live_panels(picture.curves)
+        for index, panel in enumerate(panels):
+            self.items[f"chart-{self._count}-{index}"] = panel.item
+        shown["number"] = self._count
+        shown["panels"] = panels
+        self._count += 1
+        return shown
+
+    def library(self) -> Markup:
+        """Return the library that draws the charts, nothing for a page without any."""
+        if not self.items:
+            return Markup("")
+        from fl_lightning.reports.live import library  # noqa: PLC0415
+
+        return Markup(library())
+
+
+def swatches(methods: Methods) -> Iterator[dict[str, str]]:
+    """Give each method with its color."""
+    from fl_lightning.reports.live import color_of  # noqa: PLC0415
+
+    for number, name in enumerate(methods.names):
+        yield {"name": name, "color": color_of(number)}
+
+
+def saved_picture(picture: SavedPicture) -> dict[str, Any]:
+    """Return what the template shows of a picture that lies in a file."""
     kind = "svg+xml" if picture.path.suffix == ".svg" else "png"
-    encoded = base64.b64encode(picture.path.read_bytes()).decode("ascii")
-    caption = escaped(picture.caption)
-    image = f"<img alt='{caption}' src='data:image/{kind};base64,{encoded}'>"
-    return f"<figure>{image}<figcaption>{caption}</figcaption></figure>"
+    return {
+        "heading": "",
+        "caption": picture.caption,
+        "alt": picture.caption,
+        "wide": False,
+        "source": data_url(picture.path.read_bytes(), kind),
+        "number": None,
+        "panels": [],
+    }
 
 
-def drawn(figure: "Figure", form: str) -> bytes:
-    """Draw a figure as svg, png or pdf. The same figure has the same bytes."""
+def shortened(picture: bytes) -> bytes:
+    """Cut the coordinates of a picture in svg to hundredths of a point, which nobody sees. Scales stay as they are.
+
+    >>> shortened(b"M 12.345678 0.015625")
+    b'M 12.34 0.015625'
+    """
+    return COORDINATE.sub(rb"\1", picture)
+
+
+def data_url(content: bytes, kind: str) -> str:
+    """Write a picture as an address that holds it."""
+    encoded = base64.b64encode(content).decode("ascii")
+    return f"data:image/{kind};base64,{encoded}"
+
+
+def drawn(figure: "Figure", form: str, *, letters: Literal["path", "none"] = "path") -> bytes:
+    """Draw a figure as svg, png or pdf. The same figure has the same bytes.
+
+    Args:
+        figure: The figure.
+        form: Format of the picture.
+        letters: Whether an svg draws its letters as paths, which look the same everywhere, or leaves them to the fonts
+            of the reader, which is half as large.
+    """
     import matplotlib as mpl  # noqa: PLC0415 - slow to import
 
     out = io.BytesIO()
     without_date = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
-    with mpl.rc_context({"svg.hashsalt": "fl_lightning", "svg.fonttype": "path"}):
+    with mpl.rc_context({"svg.hashsalt": "fl_lightning", "svg.fonttype": letters, "pdf.fonttype": 42}):
         figure.savefig(out, format=form, metadata=without_date.get(form, {}))
     return out.getvalue()

@@ -1,9 +1,7 @@
 """The report of one or several runs: tables and figures from the files in their folders."""
 
-import math
-import re
-from collections.abc import Iterable, Sequence
-from hashlib import sha256
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,32 +9,35 @@ import numpy as np
 
 from fl_lightning.functional.forgetting import forgetting_per_class
 from fl_lightning.metrics.history import BY_CLASS, EPSILON, EPSILON_LOCAL, EPSILON_SAMPLES, UNPROTECTED
-from fl_lightning.metrics.keys import (
-    LOST,
-    STALENESS,
-    STALENESS_MAX,
-    TIME,
-    Unit,
-    is_in_percent,
-    is_of_task,
-    percent_factor,
-    scope_of,
-)
+from fl_lightning.metrics.keys import LOST, STALENESS, STALENESS_MAX, is_in_percent, percent_factor
 from fl_lightning.reports.comparison_tables import comparison_table, spread, writer
-from fl_lightning.reports.comparisons import Band, plot_bands, plot_before_after, plot_forgetting
-from fl_lightning.reports.figures import Numbers, plot_classwise, plot_partition
-from fl_lightning.reports.page import WARNING, Part, Picture, SavedPicture, Section, drawn, write_page
-from fl_lightning.reports.result_tables import Table, TableCell
-from fl_lightning.reports.results import (
-    bytes_by_round,
-    compare,
-    direction_in,
-    known_metrics,
-    mean_of,
-    runs_of,
-    statistics_of,
-    unit_in,
+from fl_lightning.reports.comparisons import plot_before_after, plot_forgetting
+from fl_lightning.reports.costs import costs_of
+from fl_lightning.reports.curve_pictures import (
+    Shown,
+    curves_of,
+    curves_over_bytes,
+    file_stem,
+    shown_of,
+    timed_curves_of,
 )
+from fl_lightning.reports.facts import facts_of, title_of
+from fl_lightning.reports.figures import Numbers, plot_classwise, plot_partition
+from fl_lightning.reports.overview import overview_table
+from fl_lightning.reports.page import (
+    WARNING,
+    Fold,
+    Methods,
+    Page,
+    Part,
+    Picture,
+    SavedPicture,
+    Section,
+    drawn,
+    write_page,
+)
+from fl_lightning.reports.result_tables import Table, TableCell
+from fl_lightning.reports.results import Comparison, compare, known_metrics, mean_of, runs_of, unit_in
 from fl_lightning.reports.run_pictures import confusions_of, metric_pictures_of
 from fl_lightning.reports.saved import (
     CLASSIFICATION,
@@ -55,19 +56,18 @@ from fl_lightning.reports.time_figures import plot_timeline
 from fl_lightning.runs.timeline import TIMELINE, read_timeline
 from fl_lightning.utils.files import write_file
 
-MOST_CURVES = 24
-"""Largest number of values that are drawn over the rounds, one figure each."""
-
-MOST_GROUPS = 24
-"""Largest number of groups in a figure. More cannot be told apart by colour."""
-
 MOST_PARTITIONS = 6
 """Largest number of partitions that are drawn."""
 
-LONGEST_STEM = 100
-"""Largest number of characters of a key in the name of its figure's file."""
+MOST_MAPS = 12
+"""Largest number of groups whose accuracies of classes over the rounds are drawn."""
 
-MEGABYTE = 1e6
+MOST_MATRICES = 8
+"""Largest number of groups whose confusion matrices are drawn."""
+
+MOST_OPEN = 2
+"""Largest number of large figures of a kind, and of sentences, that are seen before a reader opens the others."""
+
 PAIRS = (("before", "after"), ("initial", "personalised"))
 """Words in the names of two values that belong together: before and after local training."""
 
@@ -78,107 +78,87 @@ HIDDEN = {
 }
 """What a privacy guarantee hides, and the part of the model with its settings, by log key."""
 
-NAMES = {
-    "global/acc": "accuracy, test split (%)",
-    "val/acc": "accuracy, in validation (%)",
-    "global/loss": "loss, test split",
-    "val/loss": "loss, in validation",
-    "global/forgetting": "forgetting F, test split (%)",
-    EPSILON: "ε of all rounds so far",
-    "local/alma": "ALMA, mean of the clients' own accuracies (%)",
-    "local/tuned/alma": "ALMA after fine-tuning (%)",
-    "global/acc_tasks": "mean accuracy over the tasks met, test split (%)",
-    "val/acc_tasks": "mean accuracy over the tasks met, in validation (%)",
-    "global/forgetting_tasks": "forgetting of tasks, test split (%)",
-    "val/forgetting_tasks": "forgetting of tasks, in validation (%)",
-    STALENESS: "mean staleness (server steps)",
-}
-"""Labels of axes by log key. Any other key is its own label."""
-
 
 def write_report(
     groups: Sequence[Group],
     folder: Path,
     forms: Iterable[str] = (),
     *,
+    answer: Sequence[Table] | None = None,
     tables: Sequence[Table] | None = None,
     notes: Sequence[str] = (),
     at_seconds: Sequence[float] = (),
+    command: str = "",
 ) -> Path:
     """Write `report.html` and, on request, each figure as a file.
 
     Args:
-        groups: Groups of runs.
+        groups: Groups of runs, at least one.
         folder: Folder of the report. It is made if it does not exist.
         forms: Formats of the files in `figures`: `svg`, `png` or `pdf`. Empty writes no files.
-        tables: Tables of results. None makes one for every known metric.
-        notes: Sentences above the tables.
+        answer: Tables that the page begins with. None makes them of the groups.
+        tables: Tables of single metrics, which the page folds. None makes one for every known metric and case.
+        notes: Sentences about the runs. A sentence that begins with `WARNING` stands above the tables.
         at_seconds: Simulated seconds after which the values have a column in the tables that are made.
+        command: The command that makes the page again. Empty: none is shown.
 
     Returns:
         The path of the page.
     """
-    shown = best_of(groups)
-    over_rounds: list[Part] = []
-    if len(shown) < len(groups):
-        over_rounds.append(
-            f"Figures show the {len(shown)} of {len(groups)} groups that are best at the end; tables have all."
-        )
-    over_rounds.extend(curves_of(shown))
+    shown, left_out = shown_of(groups)
+    comparisons = {} if answer is not None and tables is not None else comparisons_of(groups, at_seconds=at_seconds)
+    if answer is None:
+        answer = [overview_table(of_case) for of_case in comparisons.values()]
+    if tables is None:
+        tables = [comparison_table(each) for of_case in comparisons.values() for each in of_case]
     sections = [
-        Section("Results", results_of(groups, tables, notes, at_seconds=at_seconds)),
+        Section("Results", [*warnings_of(groups, notes), *answer]),
+        Section("Costs", [*costs_of(groups), *curves_over_bytes(shown)]),
         Section("Privacy", privacy_of(groups)),
-        Section("Over the rounds", over_rounds),
-        Section("Tasks", tasks_of(shown)),
-        Section("Over simulated time", [*clocks_of(groups), *timed_curves_of(shown), *timelines_of(shown)]),
-        Section("Classes", [*scores_of(groups), *classes_of(shown), *confusions_of(shown)]),
-        Section("Matrices and curves", metric_pictures_of(shown)),
-        Section("Before and after local training", before_after_of(shown)),
-        Section("Communication", communication_of(groups, shown)),
-        Section("Partition", partitions_of(groups)),
-        Section("Settings", settings_of(groups)),
+        Section("Over the rounds", over_rounds(shown, left_out)),
+        Section("Tasks", tasks_of(shown.groups)),
+        Section("Over simulated time", [*clocks_of(groups), *timed_curves_of(shown), *timelines_of(shown.groups)]),
+        Section("Classes", classes_of(groups, shown)),
+        Section("Matrices and curves", metric_pictures_of(shown.groups)),
+        Section("Before and after local training", before_after_of(shown.groups)),
+        Section("Partition", folded("further partitions", partitions_of(groups))),
+        Section("Details", details_of(groups, tables, notes)),
     ]
     sections = [section for section in sections if section.parts]
     for form in forms:
         for section in sections:
-            write_figures(section, folder / "figures", form)
-    page = folder / "report.html"
-    write_page(page, title_of(groups), sections)
-    return page
+            write_figures(section.parts, folder / "figures", form)
+    path = folder / "report.html"
+    page = Page(title=title_of(groups), sections=sections, facts=facts_of(groups), command=command)
+    write_page(path, page)
+    return path
 
 
-def write_figures(section: Section, folder: Path, form: str) -> None:
-    """Write the figures of a section as files of one format. A picture that somebody else has drawn keeps its own."""
-    for part in section.parts:
-        if isinstance(part, Picture):
-            write_file(folder / f"{part.name}.{form}", drawn(part.figure, form))
-        elif isinstance(part, SavedPicture):
-            write_file(folder / f"{part.name}{part.path.suffix}", part.path.read_bytes())
+def write_figures(parts: Sequence[Part], folder: Path, form: str) -> None:
+    """Write figures as files of one format. A picture that somebody else has drawn keeps its own."""
+    for part in parts:
+        match part:
+            case Picture():
+                write_file(folder / f"{part.name}.{form}", drawn(part.figure, form))
+            case SavedPicture():
+                write_file(folder / f"{part.name}{part.path.suffix}", part.path.read_bytes())
+            case Fold():
+                write_figures(part.parts, folder, form)
 
 
-def title_of(groups: Sequence[Group]) -> str:
-    """Join the labels of the groups, by semicolons if a label contains a comma."""
-    labels = [group.label for group in groups]
-    has_comma = any("," in label for label in labels)
-    return ("; " if has_comma else ", ").join(labels)
+def folded(what: str, parts: Sequence[Part], *, most: int = MOST_OPEN) -> list[Part]:
+    """Fold all parts after the first ones.
 
-
-def best_of(groups: Sequence[Group]) -> Sequence[Group]:
-    """Return the groups that figures show: the best ones by the first known metric, in their order.
-
-    They are the first ones if nobody tells whether lower or higher is better.
+    Args:
+        what: The others in words.
+        parts: The parts.
+        most: Number of the first ones.
     """
-    key = next(iter(known_metrics(groups)), "")
-    direction = direction_in(runs_of(groups), key)
-
-    def rank(group: Group) -> float:
-        mean = mean_of([statistics_of(run, key).get("final", math.nan) for run in group.runs])
-        if direction is None or not math.isfinite(mean):
-            return math.inf
-        return mean if direction == "min" else -mean
-
-    best = sorted(groups, key=rank)[:MOST_GROUPS]
-    return [group for group in groups if group in best]
+    first = list(parts[:most])
+    others = parts[most:]
+    if not others:
+        return first
+    return [*first, Fold(f"{len(others)} {what}", others)]
 
 
 def left_out_of(groups: Sequence[Group]) -> list[str]:
@@ -194,26 +174,82 @@ def left_out_of(groups: Sequence[Group]) -> list[str]:
 # --- tables ---
 
 
-def results_of(
-    groups: Sequence[Group],
-    tables: Sequence[Table] | None,
-    notes: Sequence[str],
-    *,
-    at_seconds: Sequence[float] = (),
-) -> list[Table | str]:
-    """Return the tables of results, or a warning if the groups have different data."""
-    notes = [*notes, *(f"{WARNING}{sentence}." for sentence in left_out_of(groups))]
-    differences = data_differences(groups)
-    if differences:
-        names = ", ".join(f"{setting.name} ({setting.was}, {setting.now})" for setting in differences)
-        warning = f"these runs differ in their data or cohorts, so their values do not make one table: {names}."
-        return [WARNING + warning, *notes, *(tables or [])]
-    if tables is None:
-        tables = []
-        for key in known_metrics(groups):
-            comparison = compare(groups, key, groups[0].label, at_seconds=at_seconds)
-            tables.append(comparison_table(comparison))
-    return [*notes, *tables]
+def warnings_of(groups: Sequence[Group], notes: Sequence[str]) -> list[Part]:
+    """Return the sentences that a reader must know before the tables."""
+    sentences = [note for note in notes if note.startswith(WARNING)]
+    for case, of_case in by_case(groups).items():
+        names = ", ".join(f"{found.name} ({found.was}, {found.now})" for found in data_differences(of_case))
+        if names:
+            where = f" with {case}" if case else ""
+            sentences.append(
+                f"{WARNING}runs{where} differ in their data or cohorts, so their values are not of one comparison: "
+                f"{names}."
+            )
+    sentences += [f"{WARNING}{sentence}." for sentence in left_out_of(groups)]
+    return folded("further notes", sentences)
+
+
+def by_case(groups: Sequence[Group]) -> dict[str, list[Group]]:
+    """Return the groups of each case, under the names that they have in it."""
+    cases: dict[str, list[Group]] = {}
+    for group in groups:
+        cases.setdefault(group.case, []).append(replace(group, label=group.row))
+    return cases
+
+
+def comparisons_of(groups: Sequence[Group], *, at_seconds: Sequence[float] = ()) -> dict[str, list[Comparison]]:
+    """Compare the groups of each case by every known metric. Of a case whose runs differ in their data there is none.
+
+    Args:
+        groups: Groups of runs.
+        at_seconds: Simulated seconds after which the value is a statistic, too.
+
+    Returns:
+        The comparisons by case.
+    """
+    comparisons: dict[str, list[Comparison]] = {}
+    for case, of_case in by_case(groups).items():
+        if data_differences(of_case):
+            continue
+        compared = []
+        for key in known_metrics(of_case):
+            compared.append(compare(of_case, key, of_case[0].label, case=case, at_seconds=at_seconds))
+        if compared:
+            comparisons[case] = compared
+    return comparisons
+
+
+def details_of(groups: Sequence[Group], tables: Sequence[Table], notes: Sequence[str]) -> list[Part]:
+    """Fold all tables, the notes and the settings."""
+    plain = [note for note in notes if not note.startswith(WARNING)]
+    parts: list[Part] = []
+    if tables:
+        parts.append(Fold("Tables of each metric", tables))
+    if plain:
+        parts.append(Fold("Notes", plain))
+    parts.append(Fold("Settings and folders", settings_of(groups)))
+    return parts
+
+
+def over_rounds(shown: Shown, left_out: Sequence[str]) -> list[Part]:
+    """Draw the values over the rounds, and fold all but the metrics that are compared.
+
+    Args:
+        shown: The groups that figures show.
+        left_out: Sentences on groups that figures do not show.
+    """
+    compared, further, not_drawn = curves_of(shown)
+    parts: list[Part] = [*left_out]
+    if len(shown.methods) > 1:
+        parts.append(Methods(shown.methods))
+    if not compared:
+        compared, further = further, []
+    parts += compared
+    if further:
+        parts.append(Fold(f"{len(further)} further values", further))
+    if not_drawn:
+        parts.append(f"Not drawn, but in metrics.csv: {', '.join(not_drawn)}.")
+    return parts if compared else []
 
 
 def settings_of(groups: Sequence[Group]) -> list[Table | str]:
@@ -270,69 +306,7 @@ def cells(texts: Iterable[str]) -> list[TableCell]:
     return [TableCell(text) for text in texts]
 
 
-def file_stem(key: str) -> str:
-    """Return the name of a key's file. A plain key stays readable, and no two keys share a name.
-
-    >>> file_stem("global/acc"), file_stem("global-acc")
-    ('global-acc', 'global-acc~51f1cd78')
-    """
-    readable = re.sub(r"[^\w.]+", "-", key, flags=re.ASCII)[:LONGEST_STEM]
-    if re.fullmatch(r"[\w.]+(/[\w.]+)*", key, re.ASCII) and len(key) <= LONGEST_STEM:
-        return readable
-    digest = sha256(key.encode(errors="backslashreplace")).hexdigest()
-    return f"{readable}~{digest[:8]}"
-
-
 # --- figures ---
-
-
-def axis_label(key: str, unit: Unit) -> str:
-    """Name a key and its unit on an axis."""
-    percent = " (%)" if is_in_percent(unit) else ""
-    return NAMES.get(key, key + percent)
-
-
-def curves_of(groups: Sequence[Group]) -> list[Picture | str]:
-    """Draw each value over the rounds, except values of single classes and tasks, bytes and simulated time."""
-    shown = drawn_keys(groups)
-    parts: list[Picture | str] = []
-    for key in shown[:MOST_CURVES]:
-        unit = unit_in(runs_of(groups), key)
-        percent = " (%)" if is_in_percent(unit) else ""
-        bands: dict[str, Band] = {}
-        for group in groups:
-            rounds, values = group.carried_curves(key)
-            bands[group.label] = Band(rounds, percent_factor(unit) * values)
-        last = [f"{label} {band.values[:, -1].mean():.4g}" for label, band in bands.items() if band.x]
-        if last:
-            caption = f"{scope_of(key)} after each round{bands_text(groups)}. Last: {'; '.join(last)}{percent}."
-            if any(run.is_unprotected(key) for run in runs_of(groups)):
-                caption += " Of private runs it is unprotected: the guarantee does not cover it."
-            figure = plot_bands(bands, axis_label(key, unit))
-            parts.append(Picture("curve-" + file_stem(key), figure, caption))
-    if len(shown) > MOST_CURVES:
-        parts.append(f"Not drawn, but in metrics.csv: {', '.join(shown[MOST_CURVES:])}.")
-    return parts
-
-
-def drawn_keys(groups: Sequence[Group]) -> list[str]:
-    """Return the keys that are drawn over the rounds, the known ones first."""
-    keys: dict[str, None] = {}
-    for run in runs_of(groups):
-        keys |= dict.fromkeys(run.history.keys)
-    in_maps = [key for key in keys if BY_CLASS in key or is_of_task(key)]
-    shown = [key for key in keys if key not in in_maps and not key.startswith(("comm/", TIME))]
-    return sorted(shown, key=lambda key: ([*NAMES, key].index(key), key))
-
-
-def bands_text(groups: Sequence[Group]) -> str:
-    """Describe the line and the band of a figure, if a group has several runs."""
-    text = ""
-    if has_seeds(groups):
-        text = ", mean and one standard deviation over the seeds"
-    if not all(group.has_equal_rounds for group in groups):
-        text += "; a run that ended earlier stands at its last value"
-    return text
 
 
 def clocks_of(groups: Sequence[Group]) -> list[Table]:
@@ -377,31 +351,6 @@ def clock_values(runs: Sequence[SavedRun]) -> dict[str, str]:
     return texts
 
 
-def timed_curves_of(groups: Sequence[Group]) -> list[Picture]:
-    """Draw each metric that is compared, and the staleness, over simulated seconds."""
-    pictures = []
-    keys = known_metrics(groups)
-    if any(any(run.history.curve(STALENESS).values()) for run in runs_of(groups)):
-        keys.append(STALENESS)
-    for key in keys:
-        unit = unit_in(runs_of(groups), key)
-        bands: dict[str, Band] = {}
-        for group in groups:
-            seconds, values = group.timed_curves(key)
-            bands[group.label] = Band(seconds, percent_factor(unit) * values)
-        last = [f"{label} {band.values[:, -1].mean():.4g}" for label, band in bands.items() if band.x]
-        if last:
-            percent = " (%)" if is_in_percent(unit) else ""
-            over = ", mean and one standard deviation over the seeds" if has_seeds(groups) else ""
-            caption = (
-                f"{scope_of(key)} over simulated seconds{over}. A value holds until the next one. "
-                f"Last: {'; '.join(last)}{percent}."
-            )
-            figure = plot_bands(bands, axis_label(key, unit), "simulated seconds", in_steps=True)
-            pictures.append(Picture("time-" + file_stem(key), figure, caption))
-    return pictures
-
-
 def timelines_of(groups: Sequence[Group]) -> list[Picture]:
     """Draw the clients of each group over simulated time, for the first run that has the table of its jobs."""
     pictures = []
@@ -417,11 +366,6 @@ def timelines_of(groups: Sequence[Group]) -> list[Picture]:
         )
         pictures.append(Picture(f"timeline-{number}", plot_timeline(jobs), caption, wide=True))
     return pictures
-
-
-def has_seeds(groups: Sequence[Group]) -> bool:
-    """Return True if a group has several runs."""
-    return any(len(group.runs) > 1 for group in groups)
 
 
 def scores_of(groups: Sequence[Group]) -> list[Table]:
@@ -464,32 +408,66 @@ def scores_of_runs(group: Group) -> list[dict[str, Any]]:
     return tables
 
 
-def classes_of(groups: Sequence[Group]) -> list[Picture]:
-    """Draw the accuracy of each class in each round, and what each class has forgotten."""
+def classes_of(groups: Sequence[Group], shown: Shown) -> list[Part]:
+    """Return the scores of the classes, what each class has forgotten, and the maps of classes, which are folded."""
+    most = MOST_OPEN if len(shown.groups) <= MOST_OPEN else 0
+    parts: list[Part] = [*scores_of(groups), *forgotten_classes_of(shown)]
+    parts += folded("maps of the accuracy of each class", class_maps_of(shown.groups[:MOST_MAPS]), most=most)
+    parts += folded("confusion matrices", confusions_of(shown.groups[:MOST_MATRICES]), most=most)
+    if parts and len(shown.groups) > MOST_MATRICES:
+        parts.append("Not all groups have such pictures here; classwise.csv and confusion.csv of a run have them.")
+    return parts
+
+
+def class_maps_of(groups: Sequence[Group]) -> list[Picture]:
+    """Draw the accuracy of each class in each round, a picture for each group."""
     maps: list[Picture] = []
-    forgotten: dict[str, Numbers] = {}
-    names: list[str] = []
     for number, group in enumerate(groups):
-        rounds, class_names, accuracies = group.columns(BY_CLASS)
+        rounds, names, accuracies = group.columns(BY_CLASS)
         if not rounds:
             continue
-        names = class_names
         caption = caption_of_classes(group, names, accuracies)
         figure = plot_classwise(accuracies, class_names=names, rounds=rounds, title=f"{group.label}: accuracy by class")
         maps.append(Picture(f"classes-{number}", figure, caption, wide=True))
-        forgotten[group.label] = forgetting_of(group, names)
-    if not forgotten:
-        return []
-    comparable = {label: values for label, values in forgotten.items() if values.shape[1] == len(names)}
+    return maps
+
+
+def forgotten_classes_of(shown: Shown) -> list[Picture]:
+    """Draw what each class has forgotten, a picture for each case."""
+    pictures: list[Picture] = []
+    for number, case in enumerate(shown.cases):
+        forgotten: dict[str, Numbers] = {}
+        names: list[str] = []
+        for group in shown.groups:
+            rounds, class_names, _ = group.columns(BY_CLASS)
+            if group.case == case and rounds:
+                names = class_names
+                forgotten[group.row] = forgetting_of(group, class_names)
+        comparable = {method: values for method, values in forgotten.items() if values.shape[1] == len(names)}
+        if comparable:
+            figure = plot_forgetting(comparable, names, methods=shown.methods)
+            caption = caption_of_forgetting(comparable, names, case)
+            pictures.append(Picture(f"forgetting-classes-{number}", figure, caption))
+    return pictures
+
+
+def caption_of_forgetting(forgotten: Mapping[str, Numbers], names: Sequence[str], case: str) -> str:
+    """Describe what the classes have forgotten, and name the class that is forgotten most.
+
+    Args:
+        forgotten: Forgetting of each class, (S, C), by method.
+        names: Names of the C classes.
+        case: The case of the picture. Empty: there is only one.
+    """
     worst = []
-    for label, values in comparable.items():
+    for method, values in forgotten.items():
         if not np.isnan(values).all():
-            worst.append(f"{label} {names[int(np.nanargmax(values.mean(0)))]}")
-    caption = (
-        "Best accuracy over the rounds minus the last, of each class. "
+            worst.append(f"{method} {names[int(np.nanargmax(values.mean(0)))]}")
+    where = f", {case}" if case else ""
+    return (
+        f"Best accuracy over the rounds minus the last, of each class{where}. "
         f"The class that is forgotten most: {'; '.join(worst)}."
     )
-    return [Picture("forgetting-classes", plot_forgetting(comparable, names), caption), *maps]
 
 
 def caption_of_classes(group: Group, names: Sequence[str], accuracies: Numbers) -> str:
@@ -575,70 +553,6 @@ def last(group: Group, name: str) -> Numbers:
                 of_last_round = known & (rounds == rounds[known].max())
                 values.append(float(column[of_last_round].mean()))
     return np.array(values)
-
-
-def communication_of(groups: Sequence[Group], shown: Sequence[Group]) -> list[Picture | Table]:
-    """Return the table of the bytes of a round, and the accuracy of the shown groups over the bytes."""
-    rows = [row for row in map(communication_row, groups) if row]
-    if not rows:
-        return []
-    has_sets = any(run.history.curve("comm/bytes_sets") for run in runs_of(groups))
-    header = ["method", "to clients, a round", "to the server, a round"]
-    if has_sets:
-        header.append("sets, once")
-    else:
-        rows = [[label, down, up, total] for label, down, up, _, total in rows]
-    header.append("in all")
-    note = "Values of the messages as they are sent; mean over the rounds and seeds."
-    if has_sets:
-        note += " Sets are the samples that every client receives once."
-    if any(counts_unprotected(group) for group in groups):
-        note += " Of private runs they are unprotected: they tell how many clients took part."
-    table = Table("Communication, MB", header=header, rows=[cells(row) for row in rows], note=note)
-    parts: list[Picture | Table] = [table]
-    key = next(iter(known_metrics(groups)), "")
-    unit = unit_in(runs_of(groups), key)
-    bands = {group.label: band_over_bytes(group, key, unit) for group in shown}
-    if any(band.x for band in bands.values()):
-        caption = f"{scope_of(key)} over the bytes moved in both directions{bands_text(groups)}."
-        figure = plot_bands(bands, NAMES.get(key, key), "communication, both directions (MB)")
-        parts.append(Picture("communication", figure, caption))
-    return parts
-
-
-def communication_row(group: Group) -> list[str]:
-    """Write the row of a group in the table of bytes: down and up in a round, sets, in all. Empty if nobody tells."""
-    means: list[float] = []
-    for key in ("comm/bytes_down", "comm/bytes_up"):
-        curves = [run.history.curve(key) for run in group.runs]
-        of_runs = [sum(curve.values()) / len(curve) for curve in curves if curve]
-        if not of_runs:
-            return []
-        means.append(sum(of_runs) / len(of_runs))
-    known = [run for run in group.runs if run.history.curve("comm/bytes_down")]
-    sets = [sum(run.history.curve("comm/bytes_sets").values()) for run in known]
-    totals = [sum(bytes_by_round(run).values()) for run in known]
-    means.append(sum(sets) / len(sets))
-    means.append(sum(totals) / len(totals))
-    return [group.label, *(f"{value / MEGABYTE:.4g}" for value in means)]
-
-
-def band_over_bytes(group: Group, key: str, unit: Unit) -> Band:
-    """Return the values of a key over the bytes that were moved until then, mean over the runs. It may be empty."""
-    rounds, scores = group.carried_curves(key)
-    moved = [bytes_by_round(run) for run in group.runs]
-    if not rounds or not all(moved) or len(scores) != len(moved):
-        return Band([], np.zeros((0, 0)))
-    places = []
-    for round_idx in rounds:
-        totals = [sum(value for r, value in of_run.items() if r <= round_idx) for of_run in moved]
-        places.append(sum(totals) / len(totals) / MEGABYTE)
-    return Band(places, percent_factor(unit) * scores)
-
-
-def counts_unprotected(group: Group) -> bool:
-    """Return True if private runs log bytes, which no guarantee covers."""
-    return any(run.is_unprotected("comm/bytes_down") for run in group.runs)
 
 
 def partitions_of(groups: Sequence[Group]) -> list[Picture | str]:

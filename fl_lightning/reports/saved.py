@@ -110,6 +110,7 @@ class SavedRun:
         clients: Columns of clients.csv by name, NaN for a cell without a number. Empty without the file.
         rounds: Number of rounds that are read, the first ones. None means all.
         name: Name in the tables of the experiment that made the run. Empty if there is none.
+        case: The settings of the experiment's case that the name ends with, as text. None: nothing tells a case.
         is_whole: Whether no later round of the run is left out.
         directions: Whether values are better when lower or higher, by log key, as the user or metric objects tell.
         planned: Number of rounds that the run was asked for. None means that it is not known.
@@ -129,6 +130,7 @@ class SavedRun:
     clients: Mapping[str, Numbers] = field(default_factory=dict)
     rounds: int | None = None
     name: str = ""
+    case: str | None = None
     is_whole: bool = True
     directions: Directions = field(default_factory=dict)
     planned: int | None = None
@@ -227,14 +229,24 @@ class Group:
     """Has runs that differ only in the seed.
 
     Attributes:
-        label: Name of the runs in tables and figures.
+        label: Name of the runs where all groups stand together: the method and the case.
         runs: One run of each seed.
         notes: Sentences on runs that were left out.
+        case: The settings in which groups are not compared with each other, above all those of the data, as text. Empty
+            if all groups have the same.
+        method: Name of the runs among the groups of the same case. Empty: it is the label.
     """
 
     label: str
     runs: Sequence[SavedRun]
     notes: tuple[str, ...] = ()
+    case: str = ""
+    method: str = ""
+
+    @property
+    def row(self) -> str:
+        """Name of the runs among the groups of the same case."""
+        return self.method or self.label
 
     def curves(self, key: str) -> tuple[list[int], Numbers]:
         """Find the rounds in which all runs that know a value have it, and the values, (S, T)."""
@@ -403,6 +415,7 @@ def read_run(
     test = read_test(folder / TEST, last_round)
     clients = read_columns(folder / CLIENTS)
     has_ended = is_finished(folder, content, last_round)
+    name, case = read_name(folder / DONE)
     limit = None
     if rounds is not None:
         limit = min(rounds, len(on_disk))
@@ -429,7 +442,8 @@ def read_run(
         partition=read_partition(folder / PARTITION),
         clients=clients,
         rounds=limit,
-        name=read_name(folder / DONE),
+        name=name,
+        case=case,
         is_whole=is_whole,
         directions={**read_directions(folder), **(directions or {})},
         planned=planned,
@@ -609,16 +623,21 @@ def classification_round(columns: Mapping[str, NDArray[Any]]) -> float | None:
     return float(rounds[0])
 
 
-def read_name(path: Path) -> str:
-    """Read the name that a run has in the tables of its experiment. Empty if there is none.
+def read_name(path: Path) -> tuple[str, str | None]:
+    """Read the name that a run has in the tables of its experiment, and the case with which the name ends.
+
+    Returns:
+        The name, empty without one, and the case, None if nothing tells it. Version 0.2.0 wrote no case.
 
     Raises:
         ValueError: The file is no JSON object.
     """
     if not path.is_file():
-        return ""
+        return "", None
     with reading(path, "what an experiment says of a run, and cannot be read as it"):
-        return str(json.loads(path.read_text(encoding="utf-8")).get("name", ""))
+        done = json.loads(path.read_text(encoding="utf-8"))
+        case = done.get("case")
+        return str(done.get("name", "")), None if case is None else str(case)
 
 
 def read_partition(path: Path) -> Counts | None:
@@ -683,7 +702,26 @@ def grouped(runs: Iterable[SavedRun]) -> list[Group]:
             left_out += [why_left_out(run, longest) for run in same if run is not longest]
         members.append(sorted(kept, key=lambda run: [str(seed) for seed in run.seeds]))
         notes.append(tuple(left_out))
-    return [Group(label, of, why) for label, of, why in zip(labels(members), members, notes, strict=True)]
+    groups: list[Group] = []
+    for name, runs_of_group, why in zip(names(members), members, notes, strict=True):
+        group = Group(
+            label=name.label,
+            runs=runs_of_group,
+            notes=why,
+            case=name.case,
+            method=name.method or client_of(runs_of_group[0]),
+        )
+        groups.append(group)
+    return groups
+
+
+def client_of(run: SavedRun) -> str:
+    """Return the name of the class of a run's clients, empty if nothing tells it.
+
+    >>> client_of(SavedRun(Path("0"), History(), {"model.client": "fl_lightning.methods.FedNTD"}))
+    'FedNTD'
+    """
+    return str(run.settings.get("model.client", "")).rpartition(".")[2]
 
 
 def identity_of_group(run: SavedRun) -> object:
@@ -720,25 +758,77 @@ def why_left_out(run: SavedRun, kept: SavedRun) -> str:
     return f"{run.folder} is left out, because {kept.folder} has the same settings and seeds: {reason}"
 
 
-def labels(groups: Sequence[Sequence[SavedRun]]) -> list[str]:
-    """Name groups as their experiment does, else by the settings that distinguish them, as few as are needed."""
-    given = [group[0].name for group in groups]
-    if are_names(given):
-        return given
-    if len(groups) == 1:
-        return [name_of_folder(groups[0][0].folder)]
+class GroupName(NamedTuple):
+    """Names a group of runs by its method and its case, which may be empty."""
+
+    method: str
+    case: str
+
+    @property
+    def label(self) -> str:
+        """Both in one text."""
+        return ", ".join(filter(None, self))
+
+
+def names(groups: Sequence[Sequence[SavedRun]]) -> list[GroupName]:
+    """Name groups as their experiment does, else by the settings that distinguish them, as few as are needed.
+
+    Settings of the data make the case.
+    """
     table = differing([group[0].settings for group in groups])
     shared = [name for name, values in table.items() if "" not in values]
     top = [name for name in shared if not any(name != other and below(name, other) for other in shared)]
+    of_data = [name for name in top if makes_case(name)]
+    if are_names([group[0].name for group in groups]):
+        cases = [name_by_settings(of_data, table, index).case for index in range(len(groups))]
+        return [name_in_experiment(group[0], case) for group, case in zip(groups, cases, strict=True)]
+    if len(groups) == 1:
+        return [GroupName(name_of_folder(groups[0][0].folder), case="")]
     classes = [name for name in top if any(map(CLASS_PATH.fullmatch, table[name]))]
-    for chosen in (classes, top, list(table)):
-        named = []
-        for index in range(len(groups)):
-            parts = [short(name, table[name][index]) for name in chosen]
-            named.append(", ".join(filter(None, parts)))
-        if are_names(named):
+    for chosen in ([*classes, *of_data], top, list(table)):
+        named = [name_by_settings(chosen, table, index) for index in range(len(groups))]
+        if are_names([name.label for name in named]):
             return named
-    return [name_of_folder(group[0].folder) for group in groups]
+    return [GroupName(name_of_folder(group[0].folder), case="") for group in groups]
+
+
+def name_in_experiment(run: SavedRun, case: str) -> GroupName:
+    """Divide the name that an experiment has given to a run into method and case.
+
+    Args:
+        run: The run.
+        case: The settings of the data that distinguish it, which count if the experiment tells no case, as in 0.2.0.
+    """
+    if run.case is not None:
+        case = run.case
+    if run.name == case:
+        return GroupName("", case=case)
+    return GroupName(run.name.removesuffix(f", {case}"), case=case)
+
+
+def name_by_settings(chosen: Sequence[str], table: Mapping[str, Sequence[str]], index: int) -> GroupName:
+    """Name a group by some settings.
+
+    Args:
+        chosen: Names of the settings.
+        table: The values of each setting by group, as text.
+        index: Index of the group.
+    """
+    of_method: list[str] = []
+    of_case: list[str] = []
+    for name in dict.fromkeys(chosen):
+        text = short(name, table[name][index])
+        if text:
+            (of_case if makes_case(name) else of_method).append(text)
+    return GroupName(", ".join(of_method), case=", ".join(of_case))
+
+
+def makes_case(name: str) -> bool:
+    """Return True for a setting of the data, in which runs differ that are not compared with each other.
+
+    A reference that has all samples at one place is compared with the others.
+    """
+    return is_data(name) and name != POOLED
 
 
 def are_names(texts: Sequence[str]) -> bool:
