@@ -1,5 +1,6 @@
 """`fl-lightning report`: runs as one HTML page, and their figures."""
 
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -51,6 +52,7 @@ def run(argv: list[str]) -> None:
         [form for form in given.format if form != "html"],
         notes=[WARNING + sentence for sentence in refusals],
         at_seconds=given.at_seconds,
+        command=shlex.join([PROG, "report", *argv]),
     )
     for sentence in left_out_of(groups):
         print(printable(sentence))

@@ -1,5 +1,6 @@
 """`fl-lightning compare`: an experiment of methods, settings and seeds by the options of a command, and its tables."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from functools import partial
 from math import inf
@@ -82,7 +83,8 @@ def run(argv: list[str]) -> None:
             check_directions(every, metric)
     check_starts([cells], given.processes, [folder])
     write_file(folder / FILE, as_text(experiment))
-    Maker(cells, folder, given.processes).make(notes_of(cells))
+    command = shlex.join([PROG, "compare", *argv])
+    Maker(cells, folder, given.processes, command=command).make(notes_of(cells))
 
 
 def default_folder(configs: Sequence[str]) -> Path:

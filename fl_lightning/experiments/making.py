@@ -36,6 +36,7 @@ class Maker:
         name: Name `paper/number`, by which drawings are filed.
         heading: Heading of the page.
         forms: Formats of the pictures.
+        command: The command that makes the experiment. Empty: pages show none.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Maker:
         name: str = "",
         heading: str = "",
         forms: Sequence[PictureFormat] = (),
+        command: str = "",
     ) -> None:
         self.cells = cells
         self.output = output
@@ -54,6 +56,7 @@ class Maker:
         self.name = name
         self.heading = heading
         self.forms = forms
+        self.command = command
         self.tuned: list[str] = []
         """Sentences on what was tuned."""
 
@@ -136,7 +139,7 @@ class Maker:
         series = series_of(cells, self.output, failed)
         experiment = self.cells.experiment
         if experiment.tables:
-            write_tables(self.output, series, experiment.tables, notes=notes, report=last)
+            write_tables(self.output, series, experiment.tables, notes=notes, report=last, command=self.command)
         if experiment.draw:
             self.draw(series, last)
 

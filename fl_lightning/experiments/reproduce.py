@@ -1,5 +1,6 @@
 """`fl-lightning reproduce`: lists the papers' figures and tables, or runs what one needs and draws it."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,7 @@ def run(argv: list[str]) -> None:
             name=name,
             heading=path.read_text(encoding="utf-8").split("\n", 1)[0].lstrip("# "),
             forms=given.format,
+            command=shlex.join([PROG, "reproduce", *argv]),
         )
         makers.append(maker)
     check_files(makers)

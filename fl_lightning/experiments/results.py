@@ -16,12 +16,12 @@ from fl_lightning.papers import Drawing, Drawn, PaperTable, Series
 from fl_lightning.papers.drawing import unique
 from fl_lightning.papers.stored import write_stored
 from fl_lightning.reports.comparison_tables import as_csv, comparison_table
-from fl_lightning.reports.overview import overview_table
 from fl_lightning.reports.page import Page, Picture, Section, drawn, write_page
 from fl_lightning.reports.report import write_report
-from fl_lightning.reports.result_tables import Table, TableCell, as_latex, as_markdown, latex
+from fl_lightning.reports.result_tables import LATEX_HEAD, Table, TableCell, as_latex, as_markdown
 from fl_lightning.reports.results import COUNTS, INTRANSIGENCE, Comparison, compare, keys_in, known_metrics
 from fl_lightning.reports.saved import DONE, Group, SavedRun
+from fl_lightning.reports.summary import costs_table, summary_table
 from fl_lightning.utils.files import write_file
 from fl_lightning.utils.suggestions import suggestion
 from fl_lightning.utils.text import printable
@@ -206,6 +206,7 @@ def write_tables(
     *,
     notes: Sequence[str],
     report: bool,
+    command: str = "",
 ) -> None:
     """Write the tables of a comparison, and its report.
 
@@ -215,6 +216,7 @@ def write_tables(
         tables: Settings of the tables.
         notes: Sentences that the tables need.
         report: Whether the report is written and everything printed.
+        command: The command that makes the comparison again. Empty: the report shows none.
 
     Raises:
         ValueError: A column needs the direction of a metric and nobody tells it, no run has a metric, or no run has
@@ -226,30 +228,34 @@ def write_tables(
     asked = [plain_key(key) for key in tables.metrics]
     keys = known_metrics(groups, asked, with_tasks=tables.reference is not None)
     baseline = tables.baseline or series[0].method
-    compared: list[Comparison] = []
+    comparisons: dict[str, list[Comparison]] = {}
     laid_out: list[Table] = []
     for case, of_case in by_case.items():
         failed = [each for each in series if each.case == case and each.failed]
-        comparisons: list[Comparison] = []
+        comparisons[case] = []
         if of_case:
-            comparisons = compare_keys(of_case, keys, tables, baseline=baseline, case=case)
-        compared += comparisons
-        if len(comparisons) > 1 and len(of_case) > 1:
-            laid_out.append(with_failed(overview_table(comparisons), failed))
-        laid_out += [with_failed(comparison_table(each), failed) for each in comparisons]
+            comparisons[case] = compare_keys(of_case, keys, tables, baseline=baseline, case=case)
+        laid_out += [with_failed(comparison_table(each), failed) for each in comparisons[case]]
         if failed and not of_case:
             empty = Table(title=case, header=["method", "final"], rows=[])
             laid_out.append(with_failed(empty, failed))
-    markdown = [as_markdown(table) for table in laid_out]
+    compared = list(chain.from_iterable(comparisons.values()))
+    answer = answer_of(comparisons, series)
+    costs = costs_table(comparisons)
+    first = [*answer, costs] if costs is not None else answer
+    markdown = [as_markdown(table) for table in [*first, *laid_out]]
+    comments = "".join(f"% {line}\n" for note in notes for line in note.splitlines())
     write_file(folder / "results.csv", as_csv(compared))
     write_file(folder / "results.md", joined(notes, markdown))
-    write_file(folder / "results.tex", joined(map(latex, notes), map(as_latex, laid_out)))
+    write_file(folder / "results.tex", LATEX_HEAD + comments + "\n" + "\n".join(map(as_latex, first)))
+    write_file(folder / "results-by-metric.tex", LATEX_HEAD + "\n" + "\n".join(map(as_latex, laid_out)))
     write_stored(folder / "cells.csv", series, keys)
     if not report or not groups:
         return
-    page = write_report(report_groups(series), folder, tables=laid_out, notes=notes)
-    print(printable("\n".join(markdown), keep="\n"))
-    print(printable(f"{page}, results.csv, results.md, results.tex, cells.csv"))
+    page = write_report(report_groups(series), folder, answer=answer, tables=laid_out, notes=notes, command=command)
+    shown = markdown if len(by_case) == 1 else markdown[: len(first)]
+    print(printable("\n".join(shown), keep="\n"))
+    print(printable(f"{page}, results.csv, results.md, results.tex, results-by-metric.tex, cells.csv"))
     if {*COUNTS} & {*tables.columns}:
         for comparison in compared:
             if comparison.direction is None:
@@ -259,6 +265,21 @@ def write_tables(
     unknown = [key for key in asked if key not in keys]
     if unknown:
         raise ValueError(f"metrics are log keys, and no run has {unknown[0]!r}{suggestion(unknown[0], logged)}")
+
+
+def answer_of(comparisons: Mapping[str, Sequence[Comparison]], series: Sequence[Series]) -> list[Table]:
+    """Lay the final values of all methods and cases out in one table, none without a value.
+
+    Args:
+        comparisons: The comparisons of each case, one for each metric.
+        series: Runs of all methods and cases.
+    """
+    if not any(comparisons.values()):
+        return []
+    table = summary_table(comparisons, methods=unique(each.method for each in series))
+    sentences = [table.note] if table.note else []
+    sentences += [f"{each.name}: {'; '.join(each.failures)}." for each in series if each.failed]
+    return [replace(table, note=" ".join(sentences))]
 
 
 def check_measured(comparisons: Sequence[Comparison], reference: str) -> None:

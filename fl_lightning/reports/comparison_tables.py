@@ -3,7 +3,7 @@
 import io
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from fl_lightning.functional.summary import Interval
 from fl_lightning.metrics.keys import (
@@ -35,13 +35,12 @@ from fl_lightning.utils.text import write_cells
 def comparison_table(comparison: Comparison) -> Table:
     """Lay a comparison out: a row for each group, the best mean of each statistic marked."""
     names = column_names(comparison)
-    marks = {name: marks_of(comparison, name) for name in names if is_statistic(name)}
+    columns = {name: column_cells(comparison, name) for name in names}
     rows = []
     for label in comparison.results:
         row = [TableCell(label)]
         for name in names:
-            mark = marks.get(name, {}).get(label, "")
-            row.append(TableCell(cell_text(comparison, label, name), mark))
+            row.append(columns[name][label])
             if has_difference(comparison, name):
                 row.append(TableCell(difference_cell(comparison, label, name)))
         rows.append(row)
@@ -70,7 +69,27 @@ def difference_cell(comparison: Comparison, label: str, name: str) -> str:
     """Write the difference of a group to the baseline."""
     result = comparison.results[label].get(name)
     difference = None if result is None else result.difference
-    return difference_text(difference, writer(comparison.unit))
+    return difference_text(difference, writer_of(comparison, "final"))
+
+
+def column_cells(comparison: Comparison, name: str) -> dict[str, TableCell]:
+    """Write the cells of a column by the label of the group, with equal decimals and the marks of the best means.
+
+    Args:
+        comparison: The comparison by one metric.
+        name: Name of the column.
+    """
+    ranks = ranks_of(comparison, name) if is_statistic(name) else Ranks()
+    cells: dict[str, TableCell] = {}
+    for label in comparison.results:
+        mark: Mark = ""
+        if label in ranks.best:
+            mark = "bold"
+        elif label in ranks.second:
+            mark = "underlined"
+        text = cell_text(comparison, label, name)
+        cells[label] = TableCell(text, mark=mark, star=ranks.is_clear and label in ranks.best)
+    return cells
 
 
 def is_statistic(name: str) -> bool:
@@ -128,7 +147,7 @@ def cell_text(comparison: Comparison, label: str, name: str) -> str:
     if name not in COSTS:
         write: Writer = digits if name == "time" else decimal
         if is_statistic(name):
-            write = writer(comparison.unit)
+            write = writer_of(comparison, name)
         return spread(list(result.values.values()), write, counts=result.counts)
     base = comparison.results.get(comparison.baseline, {}).get(name)
     if base is None or not base.mean or label == comparison.baseline:
@@ -136,27 +155,50 @@ def cell_text(comparison: Comparison, label: str, name: str) -> str:
     return f"{digits(result.mean)} (×{result.mean / base.mean:.2f})"
 
 
-def marks_of(comparison: Comparison, name: str) -> dict[str, Mark]:
-    """Mark the best means of a column: bold if the difference to the next best is clear, else underlined.
+class Ranks(NamedTuple):
+    """Names the best groups of a column.
 
-    A mean that is not finite is never the best one. Nothing is marked if nobody tells whether lower or higher is
-    better.
+    Args:
+        best: Labels of the groups with the best mean.
+        second: Labels of the groups with the next best mean. Several groups with the best mean leave none.
+        is_clear: Whether the 95 % interval of the difference between the best and the second leaves out 0.
+    """
+
+    best: Sequence[str] = ()
+    second: Sequence[str] = ()
+    is_clear: bool = False
+
+
+def ranks_of(comparison: Comparison, name: str) -> Ranks:
+    """Find the best and the second best means of a column.
+
+    A mean that is not finite is never the best one. None is the best if nobody tells whether lower or higher is better,
+    or if there is only one.
     """
     direction = direction_of(name) if name == INTRANSIGENCE else comparison.direction
     if direction is None:
-        return {}
+        return Ranks()
     column: dict[str, Result] = {}
     for label, stats in comparison.results.items():
         if name in stats and math.isfinite(stats[name].mean):
             column[label] = stats[name]
-    ranked = sorted(column, key=lambda label: column[label].mean, reverse=direction == "max")
-    if len(ranked) < 2:
-        return {}
-    best = column[ranked[0]]
-    second = column[ranked[1]]
-    difference = paired(best.values, second.values)
+    means = sorted({result.mean for result in column.values()}, reverse=direction == "max")
+    if len(column) < 2:
+        return Ranks()
+    best = [label for label, result in column.items() if result.mean == means[0]]
+    if len(best) > 1:
+        return Ranks(best)
+    second = [label for label, result in column.items() if result.mean == means[1]]
+    difference = paired(column[best[0]].values, column[second[0]].values)
     is_clear = difference is not None and (difference.low > 0 or difference.high < 0)
-    return {label: "bold" if is_clear else "underlined" for label in ranked if column[label].mean == best.mean}
+    return Ranks(best, second, is_clear)
+
+
+MARKS_TEXT = (
+    "The best mean is bold, with a star if the 95 % interval of its paired difference to the second best leaves out 0; "
+    "the second best is underlined."
+)
+"""Sentence on the marks of a table."""
 
 
 def comparison_title(comparison: Comparison) -> str:
@@ -200,10 +242,7 @@ def note_of(comparison: Comparison) -> str:
     if "memory" in columns:
         note += " Memory is the most that the process has had, which makes one run after the other."
     if len(comparison.results) > 1:
-        note += (
-            f" Differences to {comparison.baseline} are paired by seed, with Student's 95 % interval. The best mean is "
-            f"bold where the interval of its difference to the next best leaves out 0, else underlined."
-        )
+        note += f" Differences to {comparison.baseline} are paired by seed, with Student's 95 % interval. {MARKS_TEXT}"
     return note
 
 
@@ -252,6 +291,57 @@ def digits(value: float, sign: bool = False) -> str:
     """
     text = f"{value:{'+' if sign else ''}.4g}"
     return text.replace("-", "−", 1) if text.startswith("-") else text
+
+
+def writer_of(comparison: Comparison, name: str) -> Writer:
+    """Choose how the values of a column are written: all with the same number of decimals.
+
+    Args:
+        comparison: The comparison by one metric.
+        name: Name of a column with values in the unit of the metric.
+    """
+    if is_in_percent(comparison.unit):
+        return writer(comparison.unit)
+    means: list[float] = []
+    deviations: list[float] = []
+    for by_name in comparison.results.values():
+        if name in by_name:
+            means.append(by_name[name].mean)
+            deviations.append(by_name[name].std)
+    decimals = decimals_for(means, deviations)
+    if decimals is None:
+        return digits
+    return lambda value, sign=False: f"{value:{'+' if sign else ''}.{decimals}f}".replace("-", "−", 1)
+
+
+MOST_DECIMALS = 6
+"""Largest number of decimals in a column. Smaller values are written with four significant digits each."""
+
+LARGEST_FIXED = 1e6
+"""Largest magnitude that is written without a power of ten."""
+
+
+def decimals_for(means: Sequence[float], deviations: Sequence[float]) -> int | None:
+    """Return the number of decimals with which the median deviation has two significant digits.
+
+    Without deviations the largest mean has four. None means that a value is too large or too small for decimals.
+
+    >>> decimals_for([2.947, 3.1], [0.09936, 0.2]), decimals_for([0.98681], [float("nan")]), decimals_for([3e8], [1.0])
+    (2, 4, None)
+    """
+    known = [abs(mean) for mean in means if math.isfinite(mean)]
+    largest = max(known, default=0.0)
+    if largest >= LARGEST_FIXED:
+        return None
+    spreads = sorted(value for value in deviations if math.isfinite(value) and value > 0)
+    if spreads:
+        decimals = 1 - math.floor(math.log10(spreads[len(spreads) // 2]))
+    elif largest > 0:
+        decimals = 3 - math.floor(math.log10(largest))
+    else:
+        return 1
+    decimals = max(decimals, 0)
+    return decimals if decimals <= MOST_DECIMALS else None
 
 
 def writer(unit: Unit) -> Writer:

@@ -23,7 +23,6 @@ from fl_lightning.reports.curve_pictures import (
 )
 from fl_lightning.reports.facts import facts_of, title_of
 from fl_lightning.reports.figures import Numbers, plot_classwise, plot_partition
-from fl_lightning.reports.overview import overview_table
 from fl_lightning.reports.page import (
     WARNING,
     Fold,
@@ -50,6 +49,7 @@ from fl_lightning.reports.saved import (
     differing,
     read_columns,
 )
+from fl_lightning.reports.summary import summary_table
 from fl_lightning.reports.tasks import tasks_of
 from fl_lightning.reports.terminal import AVERAGES
 from fl_lightning.reports.time_figures import plot_timeline
@@ -108,7 +108,7 @@ def write_report(
     shown, left_out = shown_of(groups)
     comparisons = {} if answer is not None and tables is not None else comparisons_of(groups, at_seconds=at_seconds)
     if answer is None:
-        answer = [overview_table(of_case) for of_case in comparisons.values()]
+        answer = [summary_table(comparisons)] if comparisons else []
     if tables is None:
         tables = [comparison_table(each) for of_case in comparisons.values() for each in of_case]
     sections = [

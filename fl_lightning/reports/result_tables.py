@@ -1,9 +1,10 @@
 """Tables of results, and how they are written as Markdown, LaTeX and HTML."""
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from fl_lightning.utils.text import printable
 
@@ -53,10 +54,24 @@ class TableCell:
     Attributes:
         text: The text.
         mark: How the text stands out. Empty: it does not.
+        star: Whether a star stands after the text.
     """
 
     text: str
     mark: Mark = ""
+    star: bool = False
+
+
+class Span(NamedTuple):
+    """Has a heading above the headings of several columns.
+
+    Args:
+        text: The heading.
+        columns: Number of columns below it, ≥ 1.
+    """
+
+    text: str
+    columns: int
 
 
 @dataclass(frozen=True)
@@ -66,14 +81,28 @@ class Table:
     Attributes:
         title: Title above the table. Empty: there is none.
         header: Headings of the C columns.
-        rows: Rows of C cells.
+        rows: Rows of C cells. A row of one cell is a heading of the rows below it.
         note: Sentences below the table. Empty: there are none.
+        spans: Headings above those of all columns but the first, C − 1 columns in all. Empty: there are none.
+        label: Name by which a text in LaTeX refers to the table. Empty: the words of the title.
     """
 
     title: str
     header: Sequence[str]
     rows: Sequence[Sequence[TableCell]]
     note: str = ""
+    spans: Sequence[Span] = ()
+    label: str = ""
+
+    @property
+    def full_header(self) -> list[str]:
+        """Headings of the columns, each with the one above it."""
+        above = [""]
+        for span in self.spans:
+            above += [span.text] * span.columns
+        if len(above) == 1:
+            return list(self.header)
+        return [": ".join(filter(None, both)) for both in zip(above, self.header, strict=True)]
 
 
 def as_markdown(table: Table) -> str:
@@ -88,8 +117,12 @@ def as_markdown(table: Table) -> str:
     <BLANKLINE>
     """
     ruler = ["---"] + ["---:"] * (len(table.header) - 1)
-    lines = [markdown_line([markdown(name) for name in table.header]), markdown_line(ruler)]
-    lines += [markdown_line([markdown_cell(cell) for cell in row]) for row in table.rows]
+    lines = [markdown_line([markdown(name) for name in table.full_header]), markdown_line(ruler)]
+    for row in table.rows:
+        cells = row
+        if is_heading(row, table):
+            cells = [replace(row[0], mark="bold"), *[TableCell("")] * (len(table.header) - 1)]
+        lines.append(markdown_line([markdown_cell(cell) for cell in cells]))
     body = "".join(lines)
     title = f"**{printable_line(table.title)}**\n\n" if table.title else ""
     note = f"\n{printable_line(table.note)}\n" if table.note else ""
@@ -101,10 +134,16 @@ def markdown_line(texts: Sequence[str]) -> str:
     return f"| {' | '.join(texts)} |\n"
 
 
+def is_heading(row: Sequence[TableCell], table: Table) -> bool:
+    """Return True for a row that is the heading of the rows below it."""
+    return len(row) == 1 < len(table.header)
+
+
 def markdown_cell(cell: TableCell) -> str:
     """Write a cell as Markdown, with its mark."""
     before, after = MARKDOWN_MARKS[cell.mark]
-    return f"{before}{markdown(cell.text)}{after}"
+    star = "\\*" if cell.star else ""
+    return f"{before}{markdown(cell.text)}{after}{star}"
 
 
 def printable_line(text: str) -> str:
@@ -118,12 +157,13 @@ def markdown(text: str) -> str:
 
 
 def as_latex(table: Table) -> str:
-    r"""Write a table as LaTeX, for the package booktabs.
+    r"""Write a table as LaTeX, for the package booktabs. The note stands below it.
 
     >>> print(as_latex(Table("50 % of", ["method", "final"], [[TableCell("A_1"), TableCell("1 ± 0", "bold")]])))
     \begin{table}
       \centering
       \caption{50 \% of}
+      \label{tab:50-of}
       \begin{tabular}{lr}
         \toprule
         method & final \\
@@ -138,22 +178,52 @@ def as_latex(table: Table) -> str:
     lines = [
         r"\begin{table}",
         r"  \centering",
-        rf"  \caption{{{latex(caption_of(table))}}}",
+        rf"  \caption{{{latex(table.title)}}}",
+        rf"  \label{{tab:{label_of(table)}}}",
         rf"  \begin{{tabular}}{{{columns}}}",
         r"    \toprule",
-        latex_line([latex(name) for name in table.header]),
-        r"    \midrule",
     ]
-    lines += [latex_line([latex_cell(cell) for cell in row]) for row in table.rows]
-    lines += [r"    \bottomrule", r"  \end{tabular}", r"\end{table}", ""]
+    if table.spans:
+        lines += latex_spans(table.spans)
+    lines += [latex_line([latex(name) for name in table.header]), r"    \midrule"]
+    for number, row in enumerate(table.rows):
+        if not is_heading(row, table):
+            lines.append(latex_line([latex_cell(cell) for cell in row]))
+            continue
+        if number:
+            lines.append(r"    \addlinespace")
+        lines.append(rf"    \multicolumn{{{len(table.header)}}}{{l}}{{\emph{{{latex(row[0].text)}}}}} \\")
+    lines += [r"    \bottomrule", r"  \end{tabular}"]
+    if table.note:
+        lines.append(rf"  \par\medskip\parbox{{\linewidth}}{{\footnotesize {latex(table.note)}}}")
+    lines += [r"\end{table}", ""]
     return "\n".join(lines)
 
 
-def caption_of(table: Table) -> str:
-    """Join the title of a table and its note."""
-    if not table.note:
-        return table.title
-    return f"{table.title}. {table.note}"
+LATEX_HEAD = """% Tables for a paper: \\input this file where they belong.
+% It needs \\usepackage{booktabs} in the preamble, and UTF-8, which LaTeX has had by itself since 2018.
+"""
+"""Comment at the beginning of a file of tables."""
+
+
+def label_of(table: Table) -> str:
+    """Return the name by which a text refers to a table."""
+    if table.label:
+        return table.label
+    words = re.findall(r"[a-z0-9]+", table.title.lower())
+    return "-".join(words) or "results"
+
+
+def latex_spans(spans: Sequence[Span]) -> list[str]:
+    """Write the headings above those of the columns, each with a rule below it."""
+    cells = [rf"\multicolumn{{{span.columns}}}{{c}}{{{latex(span.text)}}}" for span in spans]
+    rules = []
+    first = 2
+    for span in spans:
+        last = first + span.columns - 1
+        rules.append(rf"\cmidrule(lr){{{first}-{last}}}")
+        first = last + 1
+    return [latex_line(["", *cells]), f"    {' '.join(rules)}"]
 
 
 def latex_line(texts: Sequence[str]) -> str:
@@ -165,7 +235,8 @@ def latex_cell(cell: TableCell) -> str:
     """Write a cell as LaTeX, with its mark."""
     text = latex(cell.text)
     command = LATEX_MARKS[cell.mark]
-    return f"{command}{{{text}}}" if command else text
+    marked = f"{command}{{{text}}}" if command else text
+    return f"{marked}$^{{*}}$" if cell.star else marked
 
 
 def latex(text: str) -> str:
@@ -195,17 +266,26 @@ def as_html(table: Table) -> str:
     True
     """
     head = "".join(f"<th scope='col'>{escaped(name)}</th>" for name in table.header)
-    body = "\n".join(html_row(row) for row in table.rows)
+    spans = ""
+    if table.spans:
+        above = "".join(
+            f"<th colspan='{span.columns}' scope='colgroup'>{escaped(span.text)}</th>" for span in table.spans
+        )
+        spans = f"<tr><td></td>{above}</tr>"
+    body = "\n".join(html_row(row, table) for row in table.rows)
+    title = f"<h3>{escaped(table.title)}</h3>\n" if table.title else ""
     note = f"<p class='note'>{escaped(table.note)}</p>" if table.note else ""
     return (
-        f"<h3>{escaped(table.title)}</h3>\n<div class='scroll'><table>\n<thead><tr>{head}</tr></thead>\n"
+        f"{title}<div class='scroll' tabindex='0'><table>\n<thead>{spans}<tr>{head}</tr></thead>\n"
         f"<tbody>{body}</tbody></table></div>{note}\n"
     )
 
 
-def html_row(row: Sequence[TableCell]) -> str:
+def html_row(row: Sequence[TableCell], table: Table) -> str:
     """Write a row of a table as HTML, whose first cell is a name."""
     name, *cells = row
+    if is_heading(row, table):
+        return f"<tr><th colspan='{len(table.header)}' scope='rowgroup'>{escaped(name.text)}</th></tr>"
     texts = "".join(f"<td>{html_cell(cell)}</td>" for cell in cells)
     return f"<tr><th scope='row'>{escaped(name.text)}</th>{texts}</tr>"
 
@@ -214,4 +294,5 @@ def html_cell(cell: TableCell) -> str:
     """Write the content of a cell as HTML, with its mark."""
     text = unbroken(cell.text)
     tag = HTML_MARKS[cell.mark]
-    return f"<{tag}>{text}</{tag}>" if tag else text
+    marked = f"<{tag}>{text}</{tag}>" if tag else text
+    return f"{marked}<sup>*</sup>" if cell.star else marked

@@ -8,7 +8,18 @@ from typing import Literal, NamedTuple
 import torch
 
 from fl_lightning.functional.summary import Interval, mean_std, paired_difference, rounds_to_target, speed_up
-from fl_lightning.metrics.keys import ACC_TASKS, SCOPES, Direction, Unit, best_of, describe, tuned_key, unit_of
+from fl_lightning.metrics.history import BY_CLASS
+from fl_lightning.metrics.keys import (
+    ACC_TASKS,
+    SCOPES,
+    Direction,
+    Unit,
+    best_of,
+    describe,
+    is_of_task,
+    tuned_key,
+    unit_of,
+)
 from fl_lightning.reports.saved import Group, SavedRun, Seeds
 from fl_lightning.reports.tasks import intransigence_of
 from fl_lightning.runs.tasks import Model
@@ -16,6 +27,9 @@ from fl_lightning.runs.tasks import Model
 HEADINGS = {"final": "final", "last five": "mean of last five", "best": "best over rounds"}
 STATISTICS = tuple(HEADINGS)
 LAST_ROUNDS = 5
+MOST_EVALUATED = 4
+"""Largest number of a user's values that are compared if no metric of the package is logged."""
+
 AFTER = "after "
 """Beginning of the name of a statistic: the value after some rounds, or after some simulated seconds."""
 
@@ -127,8 +141,9 @@ class Comparison:
 def known_metrics(groups: Sequence[Group], asked: Sequence[str] = (), *, with_tasks: bool = False) -> list[str]:
     """List the keys of the metrics that are compared, in the order of their tables.
 
-    They are the keys that were asked for, else those of `SCOPES`, which some run has, under a private name too. Beside
-    what clients deploy stands the value after fine-tuning, if some run has it.
+    They are the keys that were asked for, else those of `SCOPES`, which some run has, under a private name too. Without
+    any of these they are the values of evaluations of which somebody tells whether lower or higher is better, such as
+    the error of a regression. Beside what clients deploy stands the value after fine-tuning, if some run has it.
 
     Args:
         groups: Groups of runs.
@@ -137,6 +152,8 @@ def known_metrics(groups: Sequence[Group], asked: Sequence[str] = (), *, with_ta
     """
     logged = set(keys_in(runs_of(groups)))
     keys = [key for key in asked if key in logged] or [key for key in SCOPES if key in logged]
+    if not keys:
+        keys = evaluated_keys(groups)
     if with_tasks and not any(map(has_intransigence, keys)):
         keys += [key for key in SCOPES if key in logged and has_intransigence(key)]
     compared: dict[str, None] = {}
@@ -146,6 +163,22 @@ def known_metrics(groups: Sequence[Group], asked: Sequence[str] = (), *, with_ta
         if tuned in logged:
             compared[tuned] = None
     return list(compared)
+
+
+def evaluated_keys(groups: Sequence[Group]) -> list[str]:
+    """List the keys of evaluations of which somebody tells whether lower or higher is better, the first ones.
+
+    Args:
+        groups: Groups of runs.
+    """
+    runs = runs_of(groups)
+    keys = []
+    for key in keys_in(runs):
+        is_evaluated = describe(key).split in ("test", "val", "clients")
+        is_single = BY_CLASS not in key and not is_of_task(key)
+        if is_evaluated and is_single and direction_in(runs, key) is not None:
+            keys.append(key)
+    return keys[:MOST_EVALUATED]
 
 
 def runs_of(groups: Sequence[Group]) -> list[SavedRun]:

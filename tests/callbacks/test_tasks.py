@@ -12,7 +12,7 @@ from fl_lightning.callbacks.report import print_tasks
 from fl_lightning.data import ClassIncremental
 from fl_lightning.metrics.history import History
 from fl_lightning.metrics.keys import TASK_MEASURES
-from fl_lightning.reports.report import drawn_keys
+from fl_lightning.reports.curve_pictures import Shown, drawn_keys
 from fl_lightning.reports.saved import Group, read_run
 from fl_lightning.reports.task_figures import TaskMatrix, measure_texts, task_texts
 from fl_lightning.reports.tasks import tasks_of
@@ -95,7 +95,7 @@ def test_a_run_draws_its_tasks_and_a_page_draws_them_once(tmp_path, monkeypatch)
     assert [name for name in drawn if name in pictures] == pictures
     groups = [Group("FedAvg", [read_run(tmp_path)])]
     assert [picture.name for picture in tasks_of(groups)] == ["tasks-0", "task-curves-0"]
-    curves = drawn_keys(groups)
+    curves = drawn_keys(Shown(groups))
     assert {"global/acc_tasks", "local/forgetting_tasks"} <= {*curves}
     assert not [key for key in curves if "acc_task/" in key]
 

@@ -262,10 +262,14 @@ def test_options_of_fit_classes_and_names_for_the_tables(base, here):
         == {row["method"] for row in rows("out/cells.csv")}
         == {*names}
     )
-    markdown, latex = (Path("out", f"results.{kind}").read_text(encoding="utf-8") for kind in ("md", "tex"))
-    for text in (markdown, latex):
-        assert all(word in text for word in (*names, "after 1 round", "MB a round", "local steps a round"))
-        assert text.count("global/acc") == 1  # in the table of all metrics, which names them by their keys
+    for file, further in {
+        "results.md": ["after 1 round"],
+        "results.tex": [],
+        "results-by-metric.tex": ["after 1 round"],
+    }.items():
+        text = Path("out", file).read_text(encoding="utf-8")
+        assert all(word in text for word in (*names, *further, "MB a round", "local steps a round"))
+        assert "global/acc" not in text
     assert [group.label for group in grouped(map(read_run, find_runs(["out"])))] == names  # as `report` has them
     again = say("reproduce out/experiment.yaml --output out")
     assert (again.code, len(here)) == (0, 3), again
@@ -374,7 +378,8 @@ def test_a_metric_that_no_run_has_is_named_after_the_tables_of_the_others(base, 
     wrong = "compare -c base.yaml --methods FedAvg --seeds 0 --output out --metrics global/accc global/loss"
     assert "no run has 'global/accc'; the nearest is 'global/acc'" in say(wrong).err
     text = Path("out/results.md").read_text(encoding="utf-8")
-    assert text.startswith("**Loss of the global model on the test split**")
+    assert text.startswith("**Final values**")
+    assert "**Loss of the global model on the test split**" in text
     assert "accc" not in text
 
 
@@ -420,7 +425,8 @@ def test_a_cell_is_an_ordinary_run(base, here):
 def test_the_report_has_the_tables_and_the_figures(base, drawn, without_pictures):
     assert say("compare -c base.yaml --methods FedAvg FedNTD --seeds 0 --output out").code == 0
     page = Path("out/report.html").read_text(encoding="utf-8")
-    assert "<h1>FedAvg, FedNTD</h1>" in page
+    assert "<h1>FedAvg and FedNTD on " in page
+    assert "fl-lightning compare -c base.yaml --methods FedAvg FedNTD --seeds 0 --output out" in page
     assert "Accuracy of the global model on the test split" in page
     assert page.count("data:image/svg+xml") >= 6
 

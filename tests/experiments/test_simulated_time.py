@@ -98,8 +98,10 @@ def test_a_method_whose_first_round_is_late_is_named_in_the_table(here):
     said = say(f"{GRID} --seeds 0 --model.max_seconds {between} --output out")
     assert said.code == 0, said
     text = Path("out/results.md").read_text(encoding="utf-8")
-    row = next(line for line in text.splitlines() if line.startswith("| FedAvg"))
-    assert f"no round ends within {between:.12g} simulated seconds" in row
+    rows = [line for line in text.splitlines() if line.startswith("| FedAvg")]
+    why = f"no round ends within {between:.12g} simulated seconds"
+    assert why in rows[-1]
+    assert f"FedAvg: seed 0 failed: {why}" in text  # below the table of all methods
     assert "| buffer |" in text
 
 

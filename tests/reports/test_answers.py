@@ -1,7 +1,6 @@
 """One question, one answer: all readers of runs ask the registry for the direction, and show what is not finite."""
 
 import math
-import re
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -15,11 +14,13 @@ from fl_lightning.metrics.history import History
 from fl_lightning.metrics.keys import direction_of, scope_of
 from fl_lightning.papers import Curves, EndTable, PaperTable, RoundsToTarget, Series, Sweep
 from fl_lightning.reports.comparison_tables import as_csv, comparison_table
-from fl_lightning.reports.report import axis_label, write_report
+from fl_lightning.reports.curve_pictures import axis_label
+from fl_lightning.reports.report import write_report
 from fl_lightning.reports.results import compare, statistics_of
 from fl_lightning.reports.saved import Group, SavedRun, find_runs, grouped, read_run
 from fl_lightning.reports.terminal import best_round
 from tests.metrics.test_keys import HIGHER, LOWER, UNKNOWN
+from tests.reports import pages
 from tests.reports.saved_runs import settings, write_run, write_table
 
 KEYS = [*LOWER[:6], *HIGHER[:6], *UNKNOWN[:4], "unprotected/val/huber"]
@@ -55,7 +56,7 @@ def answers(tmp_path, key, given) -> dict[str, object]:
     best = statistics_of(runs["low"], plain).get("best")
     found["statistic"] = {None: None, 0.25: "low", 0.5: "high"}[best]
     table = comparison_table(compare(groups, plain, "low"))
-    found["marks"] = next((row[0].text for row in table.rows if row[1].mark), None)
+    found["marks"] = next((row[0].text for row in table.rows if row[1].mark == "bold"), None)
     words = [word for word, name in (("lowest", "low"), ("highest", "high")) if f"is the {word} value" in table.note]
     found["note"] = {"lowest": "low", "highest": "high"}[words[0]] if words else None
     curve = {0: 0.25, 1: 0.75}
@@ -119,8 +120,9 @@ def test_an_end_that_is_not_finite_is_shown_and_is_never_the_best(tmp_path, key,
     assert rows[bad][1].mark == ""
     assert f",final,1,{end}," in as_csv([comparison])
     page = write_report(groups, tmp_path / "out").read_text("utf-8")
-    assert f"{bad} {end:.4g}" in page
-    assert f"{good} {50 if key == 'val_acc' else 0.5:.4g}" in page
+    by_name = {row[0]: row[1] for row in pages.rows(page)}
+    assert by_name[bad].lstrip("−") == str(end).lstrip("-")
+    assert float(by_name[good]) == (50 if key == "val_acc" else 0.5)
 
 
 def test_one_seed_that_diverged_keeps_the_mean_from_being_the_best(tmp_path):
@@ -154,7 +156,8 @@ def test_seeds_of_unequal_length_end_alike_in_table_caption_and_picture(tmp_path
     rounds, values = groups[0].carried_curves("global/acc")
     assert rounds == list(range(7))
     assert values[:, -1].mean() == pytest.approx(0.6)
-    assert f"{groups[0].label} 60" in write_report(groups, tmp_path / "out").read_text("utf-8")
+    ((x, y),) = pages.curves(write_report(groups, tmp_path / "out").read_text("utf-8"))[0].values()
+    assert (x[-1], y[-1]) == (6, pytest.approx(60))
 
 
 def test_the_longest_finished_run_of_a_setting_counts_and_the_others_are_named(tmp_path):
@@ -211,8 +214,8 @@ def test_all_bytes_are_in_the_table_the_column_and_the_picture(tmp_path):
     result = compare([group], "local/alma", "KnFu", columns=["bytes"]).results["KnFu"]["bytes"]
     assert result.mean == pytest.approx(5.0)  # (4 × 3 + 8) MB in 4 rounds
     page = write_report([group], tmp_path / "out").read_text("utf-8")
-    assert "sets, once" in page
-    assert "<td>2</td><td>1</td><td>8</td><td>20</td>" in page
+    assert "sets, MB once" in page
+    assert ["KnFu", "2", "1", "8", "20"] in pages.rows(page)
     assert "Mean over the clients of the accuracy of their own models" in page
 
 
@@ -237,7 +240,7 @@ def test_an_accuracy_in_percent_is_shown_as_one_in_a_share_is(tmp_path, key):
             Sweep({"value": plain}, "x", last=1).draw(series).caption,
             RoundsToTarget({"": 40.0}, key=plain).draw(series).caption,
             [cell.text for cell in PaperTable({"value": plain}, {}).of_cases([""]).draw(series).content.rows[0]],
-            re.findall(r"Last: [^.]*\.\d*", page),
+            pages.curves(page),
             percent_text(plain, values[-1]),
         )
     assert shown["share"] == shown["percent"]

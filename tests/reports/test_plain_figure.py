@@ -9,7 +9,8 @@ from matplotlib.text import Text
 
 from fl_lightning.monitors.probe_figures import plot_circles, plot_embedding
 from fl_lightning.papers.panels import draw_maps, finish, panels
-from fl_lightning.reports.comparisons import Band, plot_bands, plot_before_after, plot_forgetting
+from fl_lightning.reports.comparisons import plot_before_after, plot_forgetting
+from fl_lightning.reports.curves import Band, Curves, Panel, plot_curves
 from fl_lightning.reports.figures import (
     draw_line,
     new_figure,
@@ -27,6 +28,7 @@ from tests.reports.saved_runs import settings, write_run
 NAMES = ("cost_$_a", "$\\frac$", "a^b_{", "_hidden", "\\", "$", "$$", "a\x00\x1b[2J\nb", "\ud800", "x" * 5000)
 CURVES = {name: [0.1 * k, 0.5] for k, name in enumerate(NAMES)}
 BANDS = {name: Band([0, 1], np.array([values])) for name, values in CURVES.items()}
+PANELS = [Panel("$\\bad$", BANDS), Panel("_^$", BANDS)]
 TABLE = np.full((len(NAMES), len(NAMES)), 0.5)
 
 
@@ -53,7 +55,7 @@ DRAWN = {
     "values": lambda: plot_values([0, 1], CURVES, "$\\bad$"),
     "classwise": lambda: plot_classwise(TABLE, NAMES, title="$\\bad$"),
     "partition": lambda: plot_partition(TABLE * 4, NAMES, "$\\bad$"),
-    "bands": lambda: plot_bands(BANDS, "$\\bad$", "$_^$"),
+    "curves": lambda: plot_curves(Curves(NAMES, PANELS, "$\\bad$", "$_^$")),
     "forgetting": lambda: plot_forgetting(dict.fromkeys(NAMES, TABLE), NAMES),
     "before and after": lambda: plot_before_after(
         dict.fromkeys(NAMES, (np.ones(1), np.ones(1))), "$\\bad$", ("$_", "^$")
@@ -86,7 +88,9 @@ def test_no_text_is_read_as_a_formula():
 
 
 def test_a_name_that_begins_with_an_underscore_is_in_the_legend():
-    for figure in (plot_bands({"_a": BANDS["$"], "_b": BANDS["$"]}, "y"), plot_accuracy([0, 1], {"_acc": [0.1, 0.2]})):
+    bands = {"_a": BANDS["$"], "_b": BANDS["$"]}
+    curves = plot_curves(Curves(["_a", "_b"], [Panel("", bands)], "y"))
+    for figure in (curves, plot_accuracy([0, 1], {"_acc": [0.1, 0.2]})):
         svg = io.StringIO()
         figure.savefig(svg, format="svg")
         assert "_a" in svg.getvalue()

@@ -1,12 +1,16 @@
 import base64
 import re
+from dataclasses import replace
 
 import pytest
 
-from fl_lightning.reports import report as module
-from fl_lightning.reports.report import best_of, classes_of, scores_of, write_report
+from fl_lightning.reports import curve_pictures
+from fl_lightning.reports.curve_pictures import Shown, shown_of
+from fl_lightning.reports.facts import facts_of, title_of
+from fl_lightning.reports.report import forgotten_classes_of, scores_of, write_report
 from fl_lightning.reports.saved import Group, find_runs, grouped, read_run
 from tests.commands import refusal, say
+from tests.reports import pages
 from tests.reports.saved_runs import settings, write_run, write_table
 
 PARTITION = [[5, 0, 1], [0, 7, 2]]
@@ -17,7 +21,7 @@ def report(folder, **options):
 
 
 def pictures(page):
-    return [base64.b64decode(part) for part in re.findall(r"src='data:image/svg\+xml;base64,([^']+)'", page)]
+    return [base64.b64decode(part) for part in re.findall(r'src="data:image/svg\+xml;base64,([^"]+)"', page)]
 
 
 @pytest.fixture(scope="module")
@@ -34,10 +38,13 @@ def page(tmp_path_factory):
 
 def test_the_page_needs_nothing_but_itself(page):
     text, _ = page
-    assert not re.findall(r"<script|<link|@import|url\(", text)
-    assert not [value for value in re.findall(r"(?:src|href)='([^']*)'", text) if not value.startswith("data:")]
+    without_scripts = re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)
+    assert not re.findall(r"<link|@import|url\(", without_scripts)
+    assert not re.findall(r"<script[^>]* src", text)
+    addresses = re.findall(r"""(?:src|href)=["']([^"']*)""", without_scripts)
+    assert {address[:5] for address in addresses if not address.startswith("#")} == {"data:"}
     assert all(picture.startswith(b"<?xml") for picture in pictures(text))
-    assert "name='viewport'" in text
+    assert 'name="viewport"' in text
     assert "@media print" in text
 
 
@@ -46,14 +53,14 @@ def test_it_has_every_section_and_each_figure_a_sentence(page):
     titles = re.findall(r"<h2>(.*?)</h2>", text)
     assert titles == [
         "Results",
+        "Costs",
         "Over the rounds",
         "Classes",
         "Before and after local training",
-        "Communication",
         "Partition",
-        "Settings",
+        "Details",
     ]
-    captions = re.findall(r"<figcaption>(.*?)</figcaption>", text)
+    captions = pages.captions(text)
     assert len(captions) == len(pictures(text)) == 10  # 3 curves, forgetting, 2 maps, 2 pairs, bytes, partition
     assert any("FedNTD, mean over 2 seeds. Lowest at the end: class cat, 35.0 %." in caption for caption in captions)
     assert any("A client has 2 to 2 of the 3 classes and 6 to 9 samples" in caption for caption in captions)
@@ -77,7 +84,8 @@ def test_a_run_of_losses_only_gets_what_it_has(tmp_path):
     run = write_run(tmp_path / "0", [0.1])
     (run / "metrics.csv").write_text("round,val/mse\n0,2.0\n1,1.0\n", encoding="utf-8")
     text = report(tmp_path)
-    assert re.findall(r"<h2>(.*?)</h2>", text) == ["Over the rounds", "Settings"]
+    assert re.findall(r"<h2>(.*?)</h2>", text) == ["Results", "Over the rounds", "Details"]
+    assert pages.rows(text)[0][1] == "1.000"  # the last mse
     assert len(pictures(text)) == 1
 
 
@@ -86,7 +94,7 @@ def test_what_classes_forget_is_drawn_where_the_last_group_has_no_classes(tmp_pa
     write_run(tmp_path / "a", [0.3, 0.6, 0.4], settings("FedAvg", 0))
     local = write_run(tmp_path / "b", [0.1], settings("Local", 0))
     (local / "metrics.csv").write_text("round,local/alma\n0,0.5\n", encoding="utf-8")
-    drawn, *_ = classes_of(grouped(map(read_run, find_runs([tmp_path]))))
+    (drawn,) = forgotten_classes_of(Shown(grouped(map(read_run, find_runs([tmp_path])))))
     assert drawn.caption.endswith("The class that is forgotten most: FedAvg cat.")
 
 
@@ -98,21 +106,40 @@ def test_scores_of_the_last_round_are_shown_where_it_is_read(tmp_path, rounds, t
     assert len(scores_of(grouped([read_run(run, rounds)]))) == tables
 
 
-def test_runs_with_different_data_get_no_common_table(tmp_path):
-    write_run(tmp_path / "0", [0.1, 0.2], settings("FedAvg", 0))
-    other = settings("FedNTD", 0)
-    other["data"]["num_clients"] = 9
-    write_run(tmp_path / "1", [0.1, 0.2], other)
+def test_runs_with_different_data_stand_in_columns_of_their_own(tmp_path):
+    """Nobody is warned of it: a reader sees which settings differ."""
+    for number, (client, clients) in enumerate((("FedAvg", 2), ("FedAvg", 9), ("FedNTD", 9))):
+        config = settings(client, 0)
+        config["data"]["num_clients"] = clients
+        write_run(tmp_path / str(number), [0.1, 0.2 + 0.1 * number], config)
+    groups = grouped(map(read_run, find_runs([tmp_path])))
+    assert [(group.row, group.case) for group in groups] == [
+        ("FedAvg", "num_clients=2"),
+        ("FedAvg", "num_clients=9"),
+        ("FedNTD", "num_clients=9"),
+    ]
     text = report(tmp_path)
-    assert "data.num_clients (2, 9)" in text
+    assert 'class="warning"' not in text
+    assert title_of(groups) == "FedAvg and FedNTD"
+    assert "2 clients or 9 clients" in facts_of(groups)
+
+
+def test_data_that_differ_with_equal_settings_are_no_comparison(tmp_path):
+    """A checkpoint tells it, such as by the digest of the labels."""
+    groups = []
+    for name, digest in {"a": "1", "b": "2"}.items():
+        run = read_run(write_run(tmp_path / name, [0.1, 0.2], settings("FedAvg", 0)))
+        groups.append(Group(name, [replace(run, data={"data.labels": digest})]))
+    text = write_report(groups, tmp_path / "out").read_text("utf-8")
+    assert "runs differ in their data or cohorts" in text
+    assert "data.labels (1, 2)" in text
     assert "mean of last five" not in text
 
 
-@pytest.mark.usefixtures("without_pictures")
-def test_the_title_keeps_groups_with_several_settings_apart(tmp_path):
+def test_the_title_names_the_first_of_many_methods(tmp_path):
     run = read_run(write_run(tmp_path / "0", [0.1]))
-    text = write_report([Group("FedAvg, a=1", [run]), Group("FedNTD", [run])], tmp_path / "out").read_text("utf-8")
-    assert "<h1>FedAvg, a=1; FedNTD</h1>" in text
+    assert title_of([Group("FedAvg, a=1", [run]), Group("FedNTD", [run])]) == "FedAvg, a=1 and FedNTD"
+    assert title_of([Group(name, [run]) for name in "abcdefg"]) == "a, b, c and 4 others"
 
 
 @pytest.mark.usefixtures("without_pictures")
@@ -143,12 +170,14 @@ def test_wrong_options_are_one_sentence(tmp_path):
 
 def test_figures_of_many_groups_show_the_best_at_the_end(tmp_path, monkeypatch):
     """In their own order; tables have all of them, and a sentence says so."""
-    monkeypatch.setattr(module, "MOST_GROUPS", 2)
+    monkeypatch.setattr(curve_pictures, "MOST_METHODS", 2)
     for name, last in {"a": 0.3, "b": 0.2, "c": float("nan"), "d": 0.9}.items():
         write_run(tmp_path / name, [0.1, last], settings("FedAvg", 0, mu=name))
     groups = grouped(map(read_run, find_runs([tmp_path])))
-    assert [group.runs[0].folder.name for group in best_of(groups)] == ["a", "d"]
+    shown, left_out = shown_of(groups)
+    assert [group.runs[0].folder.name for group in shown.groups] == ["a", "d"]
+    assert left_out == ["Figures show the 2 of 4 methods that are best at the end; tables have all."]
     text = report(tmp_path)
-    assert "Figures show the 2 of 4 groups that are best at the end; tables have all." in text
+    assert left_out[0] in text
     assert len(re.findall("accuracy by class|on each class after each round", text)) == 2 * 2  # alt text and caption
     assert len(re.findall("<th scope='row'>mu=[abcd]</th>", text)) >= 4

@@ -1,6 +1,7 @@
 import csv
 import io
 import math
+import re
 import statistics
 
 import numpy as np
@@ -105,30 +106,30 @@ def test_the_mean_of_the_last_five_needs_five_rounds(tmp_path):
     assert ["last five" in statistics_of(run, "global/acc") for run in runs] == [False, True]
 
 
-def test_the_best_mean_of_a_column_is_underlined_where_its_difference_to_the_next_is_not_clear(groups):
+def test_the_best_mean_of_a_column_is_bold_and_the_second_best_underlined(groups):
     text = as_markdown(comparison_table(compare(groups, "global/acc", "FedAvg")))
     avg, ntd = (line for line in text.splitlines() if line.startswith("| Fed"))
-    assert avg.startswith("| FedAvg | 60.0 ± 14.1 | – | 47.0 ± 1.4 | 65.0 ± 7.1 |")
-    assert "| <u>70.0 ± 14.1</u> | +10.0 [−244.1, +264.1] | <u>58.0 ± 22.6</u> | <u>75.0 ± 21.2</u> |" in ntd
+    assert avg.startswith("| FedAvg | <u>60.0 ± 14.1</u> | – | <u>47.0 ± 1.4</u> | <u>65.0 ± 7.1</u> |")
+    assert "| **70.0 ± 14.1** | +10.0 [−244.1, +264.1] | **58.0 ± 22.6** | **75.0 ± 21.2** |" in ntd
     assert "accuracy of the global model on the test split, %" in text.lower()
     assert "global/acc" not in text
     latex = as_latex(comparison_table(compare(groups, "global/loss", "FedAvg")))
-    assert r"FedNTD & \underline{0.3 $\pm$ 0.1414}" in latex  # the lower loss
+    assert r"FedNTD & \textbf{0.30 $\pm$ 0.14}" in latex  # the lower loss
 
 
-def test_the_best_mean_of_a_column_is_bold_where_its_difference_to_the_next_is_clear(tmp_path):
+def test_the_best_mean_of_a_column_has_a_star_where_its_difference_to_the_second_is_clear(tmp_path):
     for method, gain in (("FedAvg", 0.0), ("FedNTD", 0.1), ("MOON", 0.3)):
         for seed, noise in enumerate((0.0, 0.01, -0.01)):
             write_run(tmp_path / f"{method}/{seed}", [0.3 + gain + seed / 10 + noise * gain], settings(method, seed))
     groups = grouped(map(read_run, find_runs([tmp_path])))
-    marks = {row[0].text: row[1].mark for row in comparison_table(compare(groups, "global/acc", "FedAvg")).rows}
-    assert marks == {"FedAvg": "", "FedNTD": "", "MOON": "bold"}
-    one_seed = grouped(read_run(tmp_path / f"{method}/0") for method in marks)
-    assert [row[1].mark for row in comparison_table(compare(one_seed, "global/acc", "FedAvg")).rows] == [
-        "",
-        "",
-        "underlined",
-    ]
+    one_seed = grouped(read_run(tmp_path / f"{method}/0") for method in ("FedAvg", "FedNTD", "MOON"))
+    for compared, is_clear in ((groups, True), (one_seed, False)):
+        table = comparison_table(compare(compared, "global/acc", "FedAvg"))
+        marks = {row[0].text: (row[1].mark, row[1].star) for row in table.rows}
+        assert marks == {"FedAvg": ("", False), "FedNTD": ("underlined", False), "MOON": ("bold", is_clear)}
+    assert re.search(
+        r"\| MOON \| \*\*7.*\*\*\\\* \|", as_markdown(comparison_table(compare(groups, "global/acc", "FedAvg")))
+    )
 
 
 def test_a_group_without_the_metric_is_a_row_of_dashes(groups, tmp_path):

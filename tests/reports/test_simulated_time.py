@@ -236,7 +236,7 @@ def test_the_page_has_curves_and_a_table_of_simulated_time(tmp_path, groups):
     page = write_report(groups, tmp_path / "out", ["svg"], at_seconds=[28]).read_text(encoding="utf-8")
     assert "<h2>Over simulated time</h2>" in page
     assert "after 28 s" in page.replace("\u00a0", " ")
-    assert "over simulated seconds, mean and one standard deviation over the seeds" in page
+    assert "Over simulated seconds, mean and one standard deviation over the seeds" in page
     figures = {path.name for path in (tmp_path / "out/figures").iterdir()}
     assert {"time-global-acc.svg", "time-time-staleness.svg", "curve-global-acc.svg"} <= figures
     assert "curve-time-seconds.svg" not in figures

@@ -14,9 +14,9 @@ from fl_lightning.data.scenario import ScenarioInput
 from fl_lightning.federation.effects import is_data, is_fixed
 from fl_lightning.metrics.keys import describe
 from fl_lightning.reports.comparison_tables import as_csv, comparison_table
-from fl_lightning.reports.overview import overview_table
 from fl_lightning.reports.results import compare, known_metrics
 from fl_lightning.reports.saved import data_differences, find_runs, grouped, read_run
+from fl_lightning.reports.summary import summary_table
 from fl_lightning.reports.task_figures import (
     TaskMatrix,
     TrainedSpan,
@@ -115,14 +115,18 @@ def test_intransigence_is_paired_by_seed_and_lower_is_better(groups):
     column = table.header.index("intransigence")
     cells = {row[0].text: row[column] for row in table.rows}
     assert {name: cell.text for name, cell in cells.items()} == {"FedAvg": "15.0", "FedNTD": "30.0", "FedProx": "–"}
-    assert [name for name, cell in cells.items() if cell.mark] == ["FedAvg"]
+    assert {name: cell.mark for name, cell in cells.items()} == {
+        "FedAvg": "bold",
+        "FedNTD": "underlined",
+        "FedProx": "",
+    }
     assert "accuracy of FedProx with the same seed, minus that of the method" in table.note
     assert "best over rounds" not in table.header  # with one task the mean over those that were met is highest
     lines_of_file = list(csv.DictReader(io.StringIO(as_csv([shown]))))
     assert [row["method"] for row in lines_of_file if row["statistic"] == "intransigence"] == ["FedAvg", "FedNTD"]
     others = compare(groups, "global/acc", "FedAvg", reference="FedProx")
     assert "intransigence" not in others.results["FedAvg"]
-    overview = overview_table([others, shown])
+    overview = summary_table({"": [others, shown]})
     assert overview.header[-1] == "intransigence, %"
     assert [row[-1].text for row in overview.rows] == ["15.0", "30.0", "–"]
 
@@ -155,7 +159,7 @@ def test_intransigence_of_clients_needs_that_they_met_the_same_tasks(tmp_path, g
     assert list(found["FedAvg"].values.values()) == [0.875 - 0.625]
     assert found["FedNTD"] is found["FedProx"] is None
     assert "Intransigence of the clients' own models: the mean over the clients and" in comparison_table(clients).note
-    table = overview_table(shown())
+    table = summary_table({"": shown()})
     assert table.header[-2:] == ["intransigence (global/acc_tasks), %", "intransigence (local/acc_tasks), %"]
     assert [[cell.text for cell in row[-2:]] for row in table.rows] == [["15.0", "25.0"], ["30.0", "–"], ["–", "–"]]
     assert table.note.count("Intransigence") == 2

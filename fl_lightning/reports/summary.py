@@ -1,0 +1,177 @@
+"""The table that answers a comparison: a row for each method, the final value of each metric, and each setting."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+
+from fl_lightning.metrics.keys import SCOPES, is_in_percent, scope_of, unknown_direction
+from fl_lightning.reports.comparison_tables import (
+    MARKS_TEXT,
+    column_cells,
+    column_names,
+    heading,
+    intransigence_text,
+    seeds_text,
+)
+from fl_lightning.reports.result_tables import Span, Table, TableCell
+from fl_lightning.reports.results import COSTS, INTRANSIGENCE, Comparison
+
+FINAL = "final"
+"""Name of the column of final values."""
+
+MOST_COLUMNS = 6
+"""Largest number of columns of values in a table. The settings of a wider one stand below each other."""
+
+WORDS = {
+    "acc": "accuracy",
+    "acc_best": "accuracy of the best round",
+    "alma": "ALMA",
+    "tuned/alma": "ALMA, tuned",
+    "forgetting": "forgetting",
+    "loss": "loss",
+    "acc_tasks": "accuracy over tasks",
+    "forgetting_tasks": "forgetting of tasks",
+    "backward_transfer": "backward transfer",
+    "forward_transfer": "forward transfer",
+    "learning_accuracy": "learning accuracy",
+}
+"""Headings of metrics by the log key without its beginning. Any other metric has its whole log key."""
+
+BEGINNINGS = {"global": "test split", "val": "validation", "test": "test", "local": "clients"}
+"""Words for the beginning of a log key, where two metrics of a table would have the same heading."""
+
+
+def summary_table(cases: Mapping[str, Sequence[Comparison]], *, methods: Iterable[str] = ()) -> Table:
+    """Lay the final values of all metrics and settings out in one table, the best means of each column marked.
+
+    Settings are groups of columns. If there are more than `MOST_COLUMNS` columns, the settings stand below each other.
+
+    Args:
+        cases: The comparisons of each setting, one for each metric, at least one in all. A setting is a text, and empty
+            if there is only one.
+        methods: Names of the rows, in their order. Empty: they are those of the comparisons.
+    """
+    known = {case: list(comparisons) for case, comparisons in cases.items() if comparisons}
+    every = list(chain.from_iterable(known.values()))
+    rows = list(dict.fromkeys([*methods, *chain.from_iterable(comparison.results for comparison in every)]))
+    blocks = {case: columns_of(comparisons) for case, comparisons in known.items()}
+    headings = {case: column_headings(comparisons) for case, comparisons in known.items()}
+    note = note_of_summary(every)
+    title = title_of(every)
+    if len(known) == 1 or sum(map(len, blocks.values())) <= MOST_COLUMNS:
+        spans = [Span(case, len(blocks[case])) for case in known] if len(known) > 1 else []
+        lines = [[TableCell(row), *chain.from_iterable(cells_of(blocks[case], row) for case in known)] for row in rows]
+        header = ["method", *chain.from_iterable(headings.values())]
+        return Table(with_case(title, known), header=header, rows=lines, note=note, spans=spans, label="results")
+    names = list(dict.fromkeys(chain.from_iterable(headings.values())))
+    lines = []
+    for case in known:
+        lines.append([TableCell(case)])
+        for row in rows:
+            by_name = dict(zip(headings[case], cells_of(blocks[case], row), strict=True))
+            lines.append([TableCell(row), *(by_name.get(name, TableCell("–")) for name in names)])
+    return Table(title, header=["method", *names], rows=lines, note=note, label="results")
+
+
+def with_case(title: str, cases: Mapping[str, Sequence[Comparison]]) -> str:
+    """Add the only setting to a title."""
+    only = next(iter(cases)) if len(cases) == 1 else ""
+    return f"{title}; {only}" if only else title
+
+
+def title_of(comparisons: Sequence[Comparison]) -> str:
+    """Name the values and over how many seeds they are."""
+    counts = {len(result.values) for each in comparisons for of in each.results.values() for result in of.values()}
+    if max(counts, default=0) <= 1:
+        return "Final values"
+    return f"Final values, mean ± sample standard deviation over {' or '.join(map(str, sorted(counts)))} seeds"
+
+
+def columns_of(comparisons: Sequence[Comparison]) -> list[dict[str, TableCell]]:
+    """Write the columns of one setting, by the label of the row: the metrics, and intransigence if it is measured."""
+    columns = [column_cells(comparison, FINAL) for comparison in comparisons]
+    columns += [column_cells(comparison, INTRANSIGENCE) for comparison in measured_in(comparisons)]
+    return columns
+
+
+def cells_of(columns: Sequence[Mapping[str, TableCell]], row: str) -> list[TableCell]:
+    """Return the cells of a row, a dash where it has none."""
+    return [column.get(row, TableCell("–")) for column in columns]
+
+
+def measured_in(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """Return the comparisons with a column of intransigence."""
+    return [comparison for comparison in comparisons if INTRANSIGENCE in column_names(comparison)]
+
+
+def column_headings(comparisons: Sequence[Comparison]) -> list[str]:
+    """Name the columns of one setting in words, with the split where two would have the same name."""
+    words = [words_of(comparison.key) for comparison in comparisons]
+    headings = []
+    for comparison, name in zip(comparisons, words, strict=True):
+        beginning, _, _ = comparison.key.partition("/")
+        if words.count(name) > 1:
+            name = f"{name} ({BEGINNINGS.get(beginning, beginning)})"  # noqa: PLW2901
+        headings.append(f"{name}, %" if is_in_percent(comparison.unit) else name)
+    measured = measured_in(comparisons)
+    for comparison in measured:
+        name = heading(comparison, INTRANSIGENCE)
+        headings.append(f"{name}, %" if len(measured) == 1 else f"{name} ({comparison.key}), %")
+    return headings
+
+
+def words_of(key: str) -> str:
+    """Name a metric in few words, and one that is not the package's by its log key.
+
+    >>> words_of("global/acc"), words_of("local/tuned/alma"), words_of("val/MeanSquaredError")
+    ('accuracy', 'ALMA, tuned', 'val/MeanSquaredError')
+    """
+    beginning, _, name = key.partition("/")
+    return WORDS.get(name, key) if beginning in BEGINNINGS else key
+
+
+def note_of_summary(comparisons: Sequence[Comparison]) -> str:
+    """Describe the columns in sentences, each once.
+
+    Args:
+        comparisons: The comparisons of all settings.
+    """
+    keys = dict.fromkeys(comparison.key for comparison in comparisons)
+    sentences = [f"{scope_of(key)}." for key in keys if key in SCOPES]
+    sentences += [comparison.rounds for comparison in comparisons]
+    if all(seeds_text(comparison) == "One seed." for comparison in comparisons):
+        sentences.append("One seed.")
+    for comparison in comparisons:
+        if comparison.direction is None:
+            sentences.append(
+                f"No value of {comparison.key} is marked as the best: {unknown_direction(comparison.key)}."
+            )
+    # The tables of a test split and of a validation split have the same sentence.
+    sentences += [intransigence_text(comparison).strip() for comparison in measured_in(comparisons)]
+    if any(len(comparison.results) > 1 for comparison in comparisons):
+        sentences.append(MARKS_TEXT)
+    return " ".join(dict.fromkeys(filter(None, sentences)))
+
+
+def costs_table(cases: Mapping[str, Sequence[Comparison]]) -> Table | None:
+    """Lay the columns of costs out that were asked for, the settings below each other. None without such columns.
+
+    Args:
+        cases: The comparisons of each setting.
+    """
+    first = {case: comparisons[0] for case, comparisons in cases.items() if comparisons}
+    names = [name for name in COSTS if any(name in column_names(comparison) for comparison in first.values())]
+    if not names:
+        return None
+    lines: list[list[TableCell]] = []
+    for case, comparison in first.items():
+        if len(first) > 1:
+            lines.append([TableCell(case)])
+        columns = [column_cells(comparison, name) for name in names]
+        lines += [[TableCell(row), *cells_of(columns, row)] for row in comparison.results]
+    baseline = next(iter(first.values())).baseline
+    return Table(
+        title="Costs",
+        header=["method", *(COSTS[name].heading for name in names)],
+        rows=lines,
+        note=f"What a round costs is that of its whole cohort, and × that of {baseline}.",
+    )
