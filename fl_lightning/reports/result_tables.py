@@ -1,6 +1,7 @@
 """Tables of results, and how they are written as Markdown, LaTeX and HTML."""
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from html import escape
@@ -29,8 +30,32 @@ LATEX = {
     "→": r"$\to$",
     "≥": r"$\ge$",
     "×": r"$\times$",
+    "≤": r"$\le$",
+    "∞": r"$\infty$",
+    "·": r"$\cdot$",
+    "²": "$^2$",
 }
 """Letters that LaTeX has other uses for, or does not know in every font."""
+
+GREEK = (
+    "alpha beta gamma delta epsilon zeta eta theta iota kappa lamda mu nu xi pi rho sigma tau upsilon phi chi psi omega"
+)
+"""Names of the Greek letters that LaTeX has, as Unicode spells them."""
+
+
+def greek_letters() -> dict[str, str]:
+    """Return the commands of LaTeX for Greek letters, by letter. Capitals that look like Latin ones have none."""
+    commands: dict[str, str] = {"µ": r"$\mu$"}
+    for name in GREEK.split():
+        command = name.replace("lamda", "lambda")
+        commands[unicodedata.lookup(f"GREEK SMALL LETTER {name.upper()}")] = rf"$\{command}$"
+    for name in ("gamma", "delta", "theta", "lamda", "xi", "pi", "sigma", "upsilon", "phi", "psi", "omega"):
+        command = name.replace("lamda", "lambda").capitalize()
+        commands[unicodedata.lookup(f"GREEK CAPITAL LETTER {name.upper()}")] = rf"$\{command}$"
+    return commands
+
+
+LATEX |= greek_letters()
 
 SHORT = 30
 """Largest number of characters of a cell that stay in one line."""
@@ -161,10 +186,10 @@ def as_latex(table: Table) -> str:
 
     >>> print(as_latex(Table("50 % of", ["method", "final"], [[TableCell("A_1"), TableCell("1 ± 0", "bold")]])))
     \begin{table}
-      \centering
+      \centering\small\setlength{\tabcolsep}{4pt}
       \caption{50 \% of}
       \label{tab:50-of}
-      \begin{tabular}{lr}
+      \begin{tabular}{@{}lr@{}}
         \toprule
         method & final \\
         \midrule
@@ -174,10 +199,10 @@ def as_latex(table: Table) -> str:
     \end{table}
     <BLANKLINE>
     """
-    columns = "l" + "r" * (len(table.header) - 1)
+    columns = "@{}l" + "r" * (len(table.header) - 1) + "@{}"
     lines = [
         r"\begin{table}",
-        r"  \centering",
+        r"  \centering\small\setlength{\tabcolsep}{4pt}",
         rf"  \caption{{{latex(table.title)}}}",
         rf"  \label{{tab:{label_of(table)}}}",
         rf"  \begin{{tabular}}{{{columns}}}",
@@ -236,7 +261,7 @@ def latex_cell(cell: TableCell) -> str:
     text = latex(cell.text)
     command = LATEX_MARKS[cell.mark]
     marked = f"{command}{{{text}}}" if command else text
-    return f"{marked}$^{{*}}$" if cell.star else marked
+    return rf"{marked}\rlap{{$^{{*}}$}}" if cell.star else marked
 
 
 def latex(text: str) -> str:

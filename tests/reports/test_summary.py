@@ -79,10 +79,10 @@ def test_settings_are_groups_of_columns_and_stand_below_each_other_where_they_ar
     for write in (as_markdown, as_latex, as_html):
         assert write(many).count("1.4") == 2 * 12
     assert "| **α = 0** |  |  |" in as_markdown(many)
-    assert r"\multicolumn{3}{l}{\emph{α = 0}}" in as_latex(many)
+    assert r"\multicolumn{3}{l}{\emph{$\alpha$ = 0}}" in as_latex(many)
     assert "<th colspan='3' scope='rowgroup'>α = 0</th>" in as_html(many)
     assert "<th colspan='2' scope='colgroup'>α = 0.1</th>" in as_html(two)
-    assert r"& \multicolumn{2}{c}{α = 0.1} & \multicolumn{1}{c}{α = 1} \\" in as_latex(two)
+    assert r"& \multicolumn{2}{c}{$\alpha$ = 0.1} & \multicolumn{1}{c}{$\alpha$ = 1} \\" in as_latex(two)
     assert r"\cmidrule(lr){2-3} \cmidrule(lr){4-4}" in as_latex(two)
 
 
