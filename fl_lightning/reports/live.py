@@ -19,7 +19,7 @@ from bokeh.resources import Resources
 
 from fl_lightning.reports import figures
 from fl_lightning.reports.comparison_tables import digits
-from fl_lightning.reports.curves import Band, Curves, Panel, has_curve
+from fl_lightning.reports.curves import ROUND, Band, Curves, Panel, has_curve
 from fl_lightning.reports.figures import Numbers
 from fl_lightning.utils.text import printable
 
@@ -82,7 +82,7 @@ def live_panels(curves: Curves) -> list[LivePanel]:
     low, high = padded(all_heights(curves))
     panels = []
     for panel in curves.panels:
-        plot = new_plot(
+        plot: Any = new_plot(
             height=HEIGHT,
             sizing_mode="stretch_width",
             x_range=Range1d(start=left, end=right),
@@ -94,6 +94,8 @@ def live_panels(curves: Curves) -> list[LivePanel]:
             output_backend="svg",
         )
         set_colors(plot)
+        if curves.xlabel == ROUND:
+            plot.xaxis.ticker.min_interval = 1
         lines = draw_lines(plot, panel, curves)
         if lines:
             add_reader(plot, panel, curves, lines)

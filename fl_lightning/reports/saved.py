@@ -704,14 +704,8 @@ def grouped(runs: Iterable[SavedRun]) -> list[Group]:
         notes.append(tuple(left_out))
     groups: list[Group] = []
     for name, runs_of_group, why in zip(names(members), members, notes, strict=True):
-        group = Group(
-            label=name.label,
-            runs=runs_of_group,
-            notes=why,
-            case=name.case,
-            method=name.method or client_of(runs_of_group[0]),
-        )
-        groups.append(group)
+        method = name.method or client_of(runs_of_group[0])
+        groups.append(Group(name.label, runs=runs_of_group, notes=why, case=name.case, method=method))
     return groups
 
 
@@ -759,14 +753,21 @@ def why_left_out(run: SavedRun, kept: SavedRun) -> str:
 
 
 class GroupName(NamedTuple):
-    """Names a group of runs by its method and its case, which may be empty."""
+    """Names a group of runs.
+
+    Args:
+        method: Name among the groups of the same case. Empty: it is the class of the clients.
+        case: The settings of the data that distinguish the group. Empty: none do.
+        folder: Name by which a group is known that no setting distinguishes. Empty: some do.
+    """
 
     method: str
     case: str
+    folder: str = ""
 
     @property
     def label(self) -> str:
-        """Both in one text."""
+        """All in one text."""
         return ", ".join(filter(None, self))
 
 
@@ -783,7 +784,7 @@ def names(groups: Sequence[Sequence[SavedRun]]) -> list[GroupName]:
         cases = [name_by_settings(of_data, table, index).case for index in range(len(groups))]
         return [name_in_experiment(group[0], case) for group, case in zip(groups, cases, strict=True)]
     if len(groups) == 1:
-        return [GroupName(name_of_folder(groups[0][0].folder), case="")]
+        return [GroupName("", case="", folder=name_of_folder(groups[0][0].folder))]
     classes = [name for name in top if any(map(CLASS_PATH.fullmatch, table[name]))]
     for chosen in ([*classes, *of_data], top, list(table)):
         named = [name_by_settings(chosen, table, index) for index in range(len(groups))]
