@@ -57,7 +57,7 @@ def unique_names(names: Sequence[Any] | None, num_classes: int | None) -> list[s
     """
     cleaned = [] if names is None else [clean_name(name) for name in names]
     count = len(cleaned) if num_classes is None else num_classes
-    width = max(2, len(str(count - 1)))
+    width = number_width(count)
     given: list[str] = []
     for class_idx in range(count):
         name = cleaned[class_idx] if class_idx < len(cleaned) else ""
@@ -70,6 +70,31 @@ def unique_names(names: Sequence[Any] | None, num_classes: int | None) -> list[s
                 name = f"{name} ({class_idx})"  # noqa: PLW2901 - a longer name until it is the only one
         unique.append(name)
     return unique
+
+
+def shown_names(names: Sequence[str]) -> list[str]:
+    """Return the names of classes as people write them: the number of a class without a name has no zeros before it.
+
+    Keys keep the zeros, by which they are sorted.
+
+    Args:
+        names: Names of all classes, as of `unique_names`.
+
+    >>> shown_names(["00", "01", "cat"]), shown_names(["007", "7"])
+    (['0', '1', 'cat'], ['007', '7'])
+    """
+    width = number_width(len(names))
+    shown = []
+    for class_idx, name in enumerate(names):
+        is_number = name == f"{class_idx:0{width}d}"
+        shown.append(str(class_idx) if is_number else name)
+    # A class may have been given the number of another one as its name.
+    return shown if len(set(shown)) == len(set(names)) else list(names)
+
+
+def number_width(num_classes: int) -> int:
+    """Return the number of digits with which classes without names are numbered in keys."""
+    return max(2, len(str(num_classes - 1)))
 
 
 def clean_name(name: Any) -> str:

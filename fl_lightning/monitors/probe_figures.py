@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fl_lightning.functional.classes import shown_names
 from fl_lightning.functional.density import angle_density, kernel_density
 from fl_lightning.reports.figures import GREY, in_legend, new_figure
 
@@ -61,7 +62,7 @@ def plot_embedding(
     panels = figure.subplots(1, len(by), squeeze=False)[0]
     classes = target.expand(len(models), -1)
     places_of_models = torch.arange(len(models))[:, None].expand(-1, len(target))
-    embedded = {"class": (classes, class_names), "model": (places_of_models, models)}
+    embedded = {"class": (classes, shown_names(class_names)), "model": (places_of_models, models)}
     for axes, kind in zip(panels, by, strict=True):
         groups, names = embedded[kind]
         for i, name in enumerate(names):
@@ -92,7 +93,7 @@ def plot_circles(features: Tensor, target: Tensor, models: Sequence[str], class_
         density = kernel_density(grid, points, width=0.08 * reach).view(60, 60)
         plane.pcolormesh(line.numpy(), line.numpy(), density.T.numpy(), cmap="Greys", rasterized=True)
         plane.set(title=name, aspect="equal", xticks=[], yticks=[])
-        for c, label in enumerate(class_names):
+        for c, label in enumerate(shown_names(class_names)):
             of_class = points[target == c]
             if not len(of_class):
                 continue

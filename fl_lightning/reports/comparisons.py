@@ -56,7 +56,7 @@ def plot_forgetting(table: Mapping[str, Numbers], class_names: Sequence[str], *,
             elinewidth=1.2,
         )
     axes.set(xlabel="forgetting: best − last accuracy (percentage points)", ylabel="class")
-    figures.label_places(axes.yaxis, class_names, MOST_SEPARATED)
+    figures.label_classes(axes.yaxis, class_names)
     axes.set_ylim(num_classes - 0.4, -0.6)
     axes.set_xlim(left=min(0.0, axes.get_xlim()[0]))
     figures.tidy(axes)

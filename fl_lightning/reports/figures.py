@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from fl_lightning.functional.classes import shown_names
 from fl_lightning.utils.files import write_atomically
 from fl_lightning.utils.text import drawable
 
@@ -75,7 +76,7 @@ def plot_partition(
     image = axes.imshow(shown, aspect="auto", cmap=visible, norm=norm, interpolation="nearest")
     axes.set(xlabel="client", ylabel="class")
     label_clients(axes.xaxis, client_names, num_clients)
-    label_places(axes.yaxis, class_names, MOST_LABELS)
+    label_classes(axes.yaxis, class_names)
     separate(axes, num_clients, num_classes)
     if num_clients <= 20 and num_classes <= 20:
         write_counts(axes, table.T, dark=0.3 * float(table.max(initial=1)))
@@ -139,11 +140,12 @@ def plot_bubbles(
     cell = 72 * min(width / num_clients, height / num_classes)
     largest = max(1.0, table.max(initial=1.0))
     areas = table[clients, classes] / largest * cell**2
-    axes.scatter(clients, classes, s=areas, alpha=0.6, linewidths=0)
+    axes.scatter(clients, classes, s=areas, color=COLOURS[0], alpha=0.6, linewidths=0)
+    name_sizes(figure, axes, counts=round_counts(int(largest)), point_area=cell**2 / largest)
     axes.set(xlabel="client", ylabel="class", xlim=(-0.7, num_clients - 0.3), ylim=(-0.7, num_classes - 0.3))
     mark_unseen(figure, panels=[axes], unseen=unseen)
     label_clients(axes.xaxis, client_names, num_clients)
-    label_places(axes.yaxis, class_names, MOST_LABELS)
+    label_classes(axes.yaxis, class_names)
     return figure
 
 
@@ -259,7 +261,7 @@ def plot_classwise(
     axes.invert_yaxis()
     axes.set_ylabel("class")
     label_rounds(axes, x)
-    label_places(axes.yaxis, class_names, MOST_LABELS)
+    label_classes(axes.yaxis, class_names)
     figure.colorbar(image, cax=figure.add_subplot(grid[0, 1]), label="accuracy (%)")
     beside = figure.add_subplot(grid[0, 2], sharey=axes)
     draw_best_and_last(beside, best=np.fmax.reduce(table), last=table[-1])
@@ -338,9 +340,16 @@ def plot_metric(metric: Any, value: Any, class_names: Sequence[str]) -> Figure |
     return figure
 
 
+TRUE_TYPE = {"pdf.fonttype": 42, "ps.fonttype": 42}
+"""Settings of matplotlib by which files embed TrueType letters. Publishers refuse Type 3, which matplotlib embeds."""
+
+
 def save(figure: Figure, path: Path) -> None:
     """Write a figure in the format of the path's suffix. A viewer finds the old picture or the new one."""
-    write_atomically(path, lambda part: figure.savefig(part, format=path.suffix[1:]))
+    import matplotlib as mpl  # noqa: PLC0415 - slow to import
+
+    with mpl.rc_context(TRUE_TYPE):
+        write_atomically(path, lambda part: figure.savefig(part, format=path.suffix[1:]))
 
 
 def finite(values: ArrayLike) -> Numbers:
@@ -390,6 +399,36 @@ def hatched(color: str, hatch: str) -> dict[str, Any]:
     return {"facecolor": "none", "edgecolor": color, "hatch": hatch, "linewidth": 0.0}
 
 
+def round_counts(largest: int) -> list[int]:
+    """Return up to three round numbers for a legend of sizes, the largest first.
+
+    Args:
+        largest: Largest number that is drawn, ≥ 1.
+
+    >>> round_counts(115), round_counts(37), round_counts(2), round_counts(1)
+    ([100, 50, 10], [20, 10, 2], [2, 1], [1])
+    """
+    power = 10 ** (len(str(largest)) - 1)
+    first = next(factor * power for factor in (5, 2, 1) if factor * power <= largest)
+    return [first // divisor for divisor in (1, 2, 10) if first % divisor == 0]
+
+
+def name_sizes(figure: Figure, axes: Axes, *, counts: Sequence[int], point_area: float) -> None:
+    """Name the sizes of bubbles in a legend beside the panel.
+
+    Args:
+        figure: The figure.
+        axes: The panel.
+        counts: Numbers of samples whose bubbles are shown.
+        point_area: Area of a bubble of one sample, in square points.
+    """
+    handles = [
+        axes.scatter([], [], s=point_area * count, color=COLOURS[0], alpha=0.6, linewidths=0) for count in counts
+    ]
+    names = [f"{count:,}" for count in counts]
+    figure.legend(handles, names, title="samples", loc="outside right center", frameon=False, labelspacing=1.2)
+
+
 def name_hatches(figure: Figure, name: str, look: Mapping[str, Any]) -> None:
     """Name hatched areas in a legend below the panels.
 
@@ -426,6 +465,11 @@ def label_places(axis: Axis, names: Sequence[str], most: int) -> None:
     places = range(0, len(names), step)
     axis.set_ticks(list(places), [drawable(names[i]) for i in places])
     axis.set_tick_params(length=0 if step == 1 else 3)
+
+
+def label_classes(axis: Axis, names: Sequence[str]) -> None:
+    """Name the places of the classes on an axis."""
+    label_places(axis, shown_names(names), MOST_LABELS)
 
 
 def label_clients(axis: Axis, names: Sequence[str] | None, num_clients: int) -> None:
@@ -493,14 +537,14 @@ def draw_confusion(axes: Axes, table: Numbers, class_names: Sequence[str]) -> Ax
     """
     num_classes = len(class_names)
     totals = table.sum(axis=1, keepdims=True)
-    answers = list(class_names)
+    answers = shown_names(class_names)
     if table.shape[1] > num_classes and table[:, -1].any():
         answers.append("none")
     shares = np.full((num_classes, len(answers)), np.nan)
     np.divide(100 * table[:, : len(answers)], totals, out=shares, where=totals > 0)
     axes.set_facecolor(GREY)
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=100, interpolation="nearest")
-    label_places(axes.yaxis, class_names, MOST_LABELS)
+    label_classes(axes.yaxis, class_names)
     label_places(axes.xaxis, answers, MOST_LABELS)
     if max(map(len, answers)) > 2:
         axes.tick_params("x", rotation=90)

@@ -16,6 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from fl_lightning.reports.curves import Curves
+from fl_lightning.reports.figures import TRUE_TYPE
 from fl_lightning.reports.result_tables import Table, as_html
 from fl_lightning.utils.files import write_file
 from fl_lightning.utils.text import printable
@@ -298,6 +299,6 @@ def drawn(figure: "Figure", form: str, *, letters: Literal["path", "none"] = "pa
 
     out = io.BytesIO()
     without_date = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
-    with mpl.rc_context({"svg.hashsalt": "fl_lightning", "svg.fonttype": letters, "pdf.fonttype": 42}):
+    with mpl.rc_context({"svg.hashsalt": "fl_lightning", "svg.fonttype": letters, **TRUE_TYPE}):
         figure.savefig(out, format=form, metadata=without_date.get(form, {}))
     return out.getvalue()

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fl_lightning.functional.classes import shown_names
 from fl_lightning.functional.forgetting import forgetting_per_class
 from fl_lightning.metrics.history import BY_CLASS, EPSILON, EPSILON_LOCAL, EPSILON_SAMPLES, UNPROTECTED
 from fl_lightning.metrics.keys import LOST, STALENESS, STALENESS_MAX, is_in_percent, percent_factor
@@ -426,7 +427,7 @@ def class_maps_of(groups: Sequence[Group]) -> list[Picture]:
         rounds, names, accuracies = group.columns(BY_CLASS)
         if not rounds:
             continue
-        caption = caption_of_classes(group, names, accuracies)
+        caption = caption_of_classes(group, shown_names(names), accuracies)
         figure = plot_classwise(accuracies, class_names=names, rounds=rounds, title=f"{group.label}: accuracy by class")
         maps.append(Picture(f"classes-{number}", figure, caption, wide=True))
     return maps
@@ -446,7 +447,7 @@ def forgotten_classes_of(shown: Shown) -> list[Picture]:
         comparable = {method: values for method, values in forgotten.items() if values.shape[1] == len(names)}
         if comparable:
             figure = plot_forgetting(comparable, names, methods=shown.methods)
-            caption = caption_of_forgetting(comparable, names, case)
+            caption = caption_of_forgetting(comparable, shown_names(names), case)
             pictures.append(Picture(f"forgetting-classes-{number}", figure, caption))
     return pictures
 

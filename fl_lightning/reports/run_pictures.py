@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from fl_lightning.federation.metric_files import FOLDER, name_and_round
+from fl_lightning.functional.classes import shown_names
 from fl_lightning.metrics.history import BY_CLASS
 from fl_lightning.reports.figures import Numbers, plot_confusion
 from fl_lightning.reports.page import Picture, SavedPicture
@@ -27,7 +28,7 @@ def confusions_of(groups: Sequence[Group]) -> list[Picture]:
             continue
         panels = {f"{model} round": table for model, table in totals.items()}
         figure = plot_confusion(panels, names, title=f"{group.label}: confusion matrix")
-        caption = caption_of_confusion(group, names, totals["last"])
+        caption = caption_of_confusion(group, shown_names(names), totals["last"])
         pictures.append(Picture(f"confusion-{number}", figure, caption, wide=True))
     return pictures
 

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from fl_lightning.functional.classes import shown_names
 from fl_lightning.functional.forgetting import forgetting, forgetting_per_class
 from fl_lightning.metrics.history import History
 from fl_lightning.metrics.keys import Direction, Directions, best_of, direction_of, is_value
@@ -46,6 +47,7 @@ def print_classes(  # noqa: PLR0917 - called by position
         scores: Precision, recall and F1 by name, of each class and as averages, (C + 2,).
         max_rows: Largest number of classes that are shown. Of more classes the worst are shown.
     """
+    names = shown_names(names)
     order = accuracy.nan_to_num(2.0).argsort(stable=True).tolist()
     worst = order[0]
     shown = list(range(len(names)))

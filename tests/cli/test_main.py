@@ -124,7 +124,7 @@ def test_a_fit_ends_with_the_class_wise_table(finished):
     for words in ("accuracy of the global model after 2 rounds (test split)", "forgetting F ", "worst class "):
         assert words in said.out
     report = said.out.partition("Class-wise")[2].splitlines()
-    assert [line.split()[0] for line in report if line.startswith(" 0")] == [f"{c:02}" for c in range(10)]
+    assert [line.split()[0] for line in report if line[:2].strip().isdigit()] == [str(c) for c in range(10)]
 
 
 def test_a_fit_leaves_one_whole_folder(in_finished):
