@@ -13,7 +13,7 @@ from fl_lightning.experiments.cell_files import CellFiles, located
 from fl_lightning.experiments.composing import Composer, nested_names, option_names, seeded, short_name
 from fl_lightning.experiments.experiment import CONFIG_KEY, HOURS, Experiment, Runs
 from fl_lightning.experiments.naming import LIMITS, cell_name, limits_of, start_identity
-from fl_lightning.experiments.overrides import Setting, SettingPairs, as_settings, settings_text
+from fl_lightning.experiments.overrides import Setting, SettingPairs, as_settings, settings_text, single_names
 from fl_lightning.federation.configured import COSINE_ROUNDS, flat
 from fl_lightning.federation.effects import SEEDS
 from fl_lightning.federation.horizon import PLANNED
@@ -86,10 +86,10 @@ class Cells:
         for row in self.experiment.runs:
             for name, case in self.experiment.cases_of(row).items():
                 asked |= {setting for setting, _ in self.settings_of(case)}
-                asked |= set(row.tune)
+                asked |= {*single_names(row.tune)}
                 for method in row.methods:
                     known |= {setting for setting, _ in self.known_settings(row, method, name)}
-                    known |= set(row.tune) & self.options_of(row, method, case)
+                    known |= {*single_names(row.tune)} & self.options_of(row, method, case)
         fixed = sorted(asked & {*SEEDS, *PLACES})
         if fixed:
             raise ValueError(f"an experiment sets seeds, folders and loggers itself, got {fixed[0]}; see --seeds")

@@ -22,6 +22,7 @@ from fl_lightning.experiments.overrides import (
     parse_settings,
     setting_combinations,
     settings_text,
+    single_names,
     split_overrides,
 )
 from fl_lightning.experiments.reference import check_reference
@@ -119,10 +120,11 @@ def experiment_of(given: Any, overrides: SettingPairs) -> Experiment:
     settings = parse_settings(given.set, "--set")
     tuned = parse_settings(given.tune, "--tune")
     shared = joined_callbacks(overrides)
-    for name in tuned:
-        if is_data(name) or name in settings or name in shared:
+    set_by_cases = single_names(settings)
+    for name in single_names(tuned):
+        if is_data(name) or name in set_by_cases or name in shared:
             raise ValueError(f"--tune takes settings of the training that nothing else sets, got {name}")
-    for name in settings:
+    for name in set_by_cases:
         if name in shared:
             raise ValueError(f"--set {name} and --{name} set the same; leave one out")
     check_columns(given)
@@ -230,8 +232,8 @@ def command_parser() -> CommandParser:
     add_list("--seeds", type=int, default=[0, 1, 2], help="each varies partition, cohorts, weights and batches")
     folder = "folder of the experiment; None: comparisons/ and the name of the last file of -c, compare without a file"
     add("--output", type=Path | None, default=None, help=folder)
-    add_more("--set", help="NAME=V1,V2: one table for each value")
-    tuned = "NAME=V1,V2: chosen for each method on the server's validation split"
+    add_more("--set", help="NAME=V1,V2: a column for each value; NAME,NAME=[V1,W1],[V2,W2] sets both together")
+    tuned = "NAME=V1,V2, or NAME,NAME=…: chosen for each method on the server's validation split"
     add_more("--tune", help=tuned)
     add_list("--hold", type=Held, default=[], help="what a seed does not vary; training: weights and batches")
     at_once = "runs at once, what memory or the cores allow; 0: one after the other in this process"

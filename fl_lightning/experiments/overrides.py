@@ -69,23 +69,73 @@ def split_overrides(argv: Sequence[str]) -> tuple[list[str], SettingPairs]:
 def parse_settings(given: Sequence[str], option: str) -> dict[str, list[str]]:
     """Read texts such as `name=v1,v2`, in which commas within brackets do not separate.
 
+    Names with commas between them are set together, and each value is a list of one value for each name.
+
     Args:
         given: The texts.
         option: Name of the option that has them, for the error.
 
     Raises:
-        ValueError: A text lacks the name or the values.
+        ValueError: A text lacks the name or the values, a setting stands twice, or a list of values has not one value
+            for each name.
 
     >>> parse_settings(["model.client.mu=0.1,1", "data.schedule=[[0,1]],null"], "--set")
     {'model.client.mu': ['0.1', '1'], 'data.schedule': ['[[0,1]]', 'null']}
+    >>> parse_settings(["model.client.alpha,model.client.beta=[1,0.1],[10,0.01]"], "--set")
+    {'model.client.alpha,model.client.beta': ['[1,0.1]', '[10,0.01]']}
     """
-    settings = {}
+    settings: dict[str, list[str]] = {}
     for setting in given:
         name, _, values = setting.partition("=")
         if not name or not values:
             raise ValueError(f"{option} must be NAME=VALUE or NAME=VALUE,VALUE, got {setting!r}")
-        settings[name.removeprefix("--")] = split_outside_brackets(values)
+        key = ",".join(part.strip().removeprefix("--") for part in name.split(","))
+        settings[key] = split_outside_brackets(values)
+        for value in settings[key]:
+            values_together(key, value)
+    names = single_names(settings)
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"{option} sets {twice[0]} twice; give each setting once")
     return settings
+
+
+def single_names(given: Iterable[str]) -> list[str]:
+    """Return the names of settings, also of settings that are set together.
+
+    >>> single_names(["a.mu", "a.alpha,a.beta"])
+    ['a.mu', 'a.alpha', 'a.beta']
+    """
+    return [name for names in given for name in names.split(",")]
+
+
+def values_together(names: str, value: Any) -> dict[str, Any]:
+    """Return the value of each setting of those that are set together.
+
+    Args:
+        names: Name of a setting, or several names with commas between them.
+        value: The value of the one setting, or a list of one value for each: a text in brackets, or a list.
+
+    Raises:
+        ValueError: There is not one value for each name.
+
+    >>> values_together("a.mu", "[1, 2]"), values_together("a.alpha,a.beta", "[1, [0, 2]]")
+    ({'a.mu': '[1, 2]'}, {'a.alpha': '1', 'a.beta': '[0, 2]'})
+    """
+    parts = names.split(",")
+    if len(parts) == 1:
+        return {names: value}
+    values: Sequence[Any] = ()
+    if isinstance(value, str) and value.startswith("[") and value.endswith("]"):
+        values = split_outside_brackets(value[1:-1])
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        values = value
+    if len(values) != len(parts):
+        example = ",".join(f"V{number}" for number in range(1, len(parts) + 1))
+        raise ValueError(
+            f"settings that are set together take a list of one value for each, as in {names}=[{example}], got {value}"
+        )
+    return dict(zip(parts, values, strict=True))
 
 
 def split_outside_brackets(text: str) -> list[str]:
@@ -109,8 +159,18 @@ def split_outside_brackets(text: str) -> list[str]:
 
 
 def setting_combinations(given: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Combine the values of all settings. Without settings there is one empty combination."""
-    return [dict(zip(given, values, strict=True)) for values in product(*given.values())]
+    """Combine the values of all settings, of which some are set together. Without any there is one empty combination.
+
+    >>> setting_combinations({"mu": ["1", "2"], "alpha,beta": ["[3,4]"]})
+    [{'mu': '1', 'alpha': '3', 'beta': '4'}, {'mu': '2', 'alpha': '3', 'beta': '4'}]
+    """
+    combinations = []
+    for values in product(*given.values()):
+        combination: dict[str, Any] = {}
+        for names, value in zip(given, values, strict=True):
+            combination |= values_together(names, value)
+        combinations.append(combination)
+    return combinations
 
 
 def as_settings(given: Mapping[str, Any]) -> SettingPairs:

@@ -14,7 +14,13 @@ from fl_lightning.experiments.cells import Cells, Request
 from fl_lightning.experiments.experiment import Experiment, check_seeds
 from fl_lightning.experiments.making import Maker
 from fl_lightning.experiments.merging import check_source
-from fl_lightning.experiments.overrides import SettingPairs, as_settings, parse_settings, split_overrides
+from fl_lightning.experiments.overrides import (
+    SettingPairs,
+    as_settings,
+    parse_settings,
+    split_overrides,
+    values_together,
+)
 from fl_lightning.experiments.planning import plan
 from fl_lightning.experiments.progress import duration
 from fl_lightning.experiments.reference import check_reference
@@ -125,7 +131,7 @@ def single_settings(given: Sequence[str]) -> SettingPairs:
             raise ValueError(
                 f"--set takes one value of each setting, got {len(values)} of {name}; several are cases of a file"
             )
-        (settings[name],) = values
+        settings |= values_together(name, values[0])
     return as_settings(settings)
 
 

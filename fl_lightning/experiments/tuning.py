@@ -11,7 +11,13 @@ from fl_lightning.experiments.cell_files import CellFiles, located
 from fl_lightning.experiments.cells import Cells
 from fl_lightning.experiments.experiment import Experiment, Runs
 from fl_lightning.experiments.merging import merge
-from fl_lightning.experiments.overrides import SettingPairs, as_settings, setting_combinations, settings_text
+from fl_lightning.experiments.overrides import (
+    SettingPairs,
+    as_settings,
+    setting_combinations,
+    settings_text,
+    single_names,
+)
 from fl_lightning.experiments.running import run_cells
 from fl_lightning.federation.clients_evaluation import TUNED
 from fl_lightning.federation.effects import is_data
@@ -89,7 +95,7 @@ def tried_of(cells: Cells, output: Path) -> Tried:
                 f"tuning chooses on held-out training samples, so tune_metric must begin with {OF_THE_SERVER} (the "
                 f"global model) or {OF_CLIENTS} (the clients' models), got {metric}"
             )
-        for name in runs.tune:
+        for name in single_names(runs.tune):
             if is_data(name):
                 raise ValueError(f"tune takes settings of the training, got {name}")
     for runs in rows:
@@ -257,7 +263,8 @@ def choices_of(cells: Cells, runs: Runs) -> Tried:
             given = dict(cells.settings_of(case))
             tuned = {}
             for setting, values in runs.tune.items():
-                if setting in known and setting not in given:
+                names = single_names([setting])
+                if known.issuperset(names) and not any(name in given for name in names):
                     tuned[setting] = values
             if not tuned:
                 continue
@@ -278,7 +285,7 @@ def untuned(cells: Cells) -> list[str]:
     for runs in cells.experiment.runs:
         for name, case in cells.experiment.cases_of(runs).items():
             given = dict(cells.settings_of(case))
-            for setting in runs.tune:
+            for setting in single_names(runs.tune):
                 if setting in given:
                     rows = ", ".join(runs.name_of(method) for method in runs.methods)
                     place = f"{name}, {rows}" if name else rows

@@ -340,7 +340,7 @@ def plot_metric(metric: Any, value: Any, class_names: Sequence[str]) -> Figure |
     return figure
 
 
-TRUE_TYPE = {"pdf.fonttype": 42, "ps.fonttype": 42}
+TRUE_TYPE: dict[Any, Any] = {"pdf.fonttype": 42, "ps.fonttype": 42}
 """Settings of matplotlib by which files embed TrueType letters. Publishers refuse Type 3, which matplotlib embeds."""
 
 
