@@ -18,7 +18,7 @@ from fl_lightning.federation.files import INITIAL_WEIGHTS, changed_files
 from fl_lightning.federation.horizon import round_limit
 from fl_lightning.metrics.keys import Directions
 from fl_lightning.reports.saved import DONE, MAX_SECONDS, SavedRun, ends_by, read_run
-from fl_lightning.runs.folder import checkpoint_of, identity_in, runs
+from fl_lightning.runs.folder import Keep, checkpoint_of, identity_in, identity_of, runs
 from fl_lightning.runs.loggers import RoundCSVLogger
 from fl_lightning.utils.files import lock_path, write_file
 
@@ -37,6 +37,7 @@ class CellFiles:
         limits: Limits that end the run, by the names in `ALL_LIMITS`. Other cells may ask for the same run with other
             limits.
         starts: Whether the run ends where its first round would begin.
+        keep: Checkpoints that stay when the run is complete.
     """
 
     folder: Path
@@ -44,11 +45,12 @@ class CellFiles:
     test: bool = True
     limits: tuple[tuple[str, Any], ...] = ()
     starts: bool = False
+    keep: Keep = "all"
 
     @classmethod
-    def of(cls, cell: Cell, folder: Path, test: bool = True) -> "CellFiles":
+    def of(cls, cell: Cell, folder: Path, test: bool = True, keep: Keep = "all") -> "CellFiles":
         """Name the files of a cell that asks for its own rounds."""
-        return cls(folder=folder, name=cell.name, test=test, limits=tuple(cell.limits.items()))
+        return cls(folder=folder, name=cell.name, test=test, limits=tuple(cell.limits.items()), keep=keep)
 
     @property
     def config(self) -> Path:
@@ -97,9 +99,8 @@ class CellFiles:
         if run is None:
             return {}
         checkpoint = checkpoint_of(run, "last")
-        if checkpoint is None:
-            return {}
-        return identity_in(checkpoint) or {}
+        identity = None if checkpoint is None else identity_in(checkpoint)
+        return identity or identity_of(run)
 
     @property
     def planned_rounds(self) -> int | None:

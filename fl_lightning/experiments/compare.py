@@ -15,7 +15,7 @@ from fl_lightning.experiments.cells import Cells, Request
 from fl_lightning.experiments.composing import Held, short_name
 from fl_lightning.experiments.experiment import Experiment, Runs, Tables, check_seeds
 from fl_lightning.experiments.experiment_files import as_text
-from fl_lightning.experiments.making import Maker
+from fl_lightning.experiments.making import KEPT, Maker
 from fl_lightning.experiments.overrides import (
     SettingPairs,
     in_list,
@@ -32,6 +32,7 @@ from fl_lightning.federation.configured import flat
 from fl_lightning.federation.differences import differences
 from fl_lightning.federation.effects import is_data
 from fl_lightning.reports.results import COUNTS, TIMED, Column
+from fl_lightning.runs.folder import Keep
 from fl_lightning.utils.files import check_output, write_file
 from fl_lightning.utils.settings import check_above, check_at_least
 
@@ -85,7 +86,7 @@ def run(argv: list[str]) -> None:
     check_starts([cells], given.processes, [folder])
     write_file(folder / FILE, as_text(experiment))
     command = shlex.join([PROG, "compare", *argv])
-    Maker(cells, folder, given.processes, command=command).make(notes_of(cells))
+    Maker(cells, folder, given.processes, command=command, keep=given.keep_checkpoints).make(notes_of(cells))
 
 
 def default_folder(configs: Sequence[str]) -> Path:
@@ -256,6 +257,7 @@ def command_parser() -> CommandParser:
         default="val/acc",
         help="log key: val/… of the global model, local/… of the clients' models",
     )
+    add("--keep_checkpoints", type=Keep, default="none", help=KEPT)
     add("--allow_different_data", type=bool, default=False, help="one table although data or cohorts differ")
     return parser
 

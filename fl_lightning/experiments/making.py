@@ -23,7 +23,11 @@ from fl_lightning.experiments.tuning import tune
 from fl_lightning.papers import Series
 from fl_lightning.papers.drawing import unique
 from fl_lightning.papers.stored import write_stored
+from fl_lightning.runs.folder import Keep
 from fl_lightning.utils.text import printable
+
+KEPT = "checkpoints that stay when a run is complete; last: with which more rounds continue it"
+"""Help of the option about checkpoints."""
 
 
 class Maker:
@@ -37,6 +41,7 @@ class Maker:
         heading: Heading of the page.
         forms: Formats of the pictures.
         command: The command that makes the experiment. Empty: pages show none.
+        keep: Checkpoints that stay when a run is complete. Those with which other runs begin stay always.
     """
 
     def __init__(
@@ -49,6 +54,7 @@ class Maker:
         heading: str = "",
         forms: Sequence[PictureFormat] = (),
         command: str = "",
+        keep: Keep = "none",
     ) -> None:
         self.cells = cells
         self.output = output
@@ -57,6 +63,7 @@ class Maker:
         self.heading = heading
         self.forms = forms
         self.command = command
+        self.keep: Keep = keep
         self.tuned: list[str] = []
         """Sentences on what was tuned."""
 
@@ -72,7 +79,7 @@ class Maker:
             KeyboardInterrupt: The runs were interrupted. The sentence tells how to go on.
         """
         table = f"{self.name}-tuning" if self.name else "tuning"
-        self.tuned = tune(self.cells, self.processes, self.output, sources=sources, table=table)
+        self.tuned = tune(self.cells, self.processes, self.output, sources=sources, table=table, keep=self.keep)
         sentences = [*notes, *self.tuned]
         for sentence in sentences:
             print(printable(sentence))
@@ -112,7 +119,7 @@ class Maker:
             with suppress(ValueError):
                 self.write(cells, notes, failed=failed)
 
-        return run_cells(cells, self.processes, self.output, on_seed=on_seed)
+        return run_cells(cells, self.processes, self.output, on_seed=on_seed, keep=self.keep)
 
     def write(
         self,

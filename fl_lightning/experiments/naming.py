@@ -14,7 +14,7 @@ from fl_lightning.federation.files import INITIAL_WEIGHTS, fingerprint_in
 from fl_lightning.federation.values import Settings
 from fl_lightning.reports.saved import MAX_SECONDS, load_config
 from fl_lightning.runs.checkpoints import CHECKPOINTS
-from fl_lightning.runs.folder import LAST, identity_in, newest_first, runs
+from fl_lightning.runs.folder import LAST, identity_of, runs
 from fl_lightning.utils.text import slug
 
 LONGEST_STEM = 80
@@ -197,11 +197,9 @@ class StoredCells:
     def _stored_fingerprint(self, name: str, place: str) -> str | None:
         """Return the fingerprint of a source's files that the stored run has read, or None if nothing tells."""
         for run in reversed(runs(self.folder / "runs" / name).values()):
-            for checkpoint in newest_first(run, "*.ckpt"):
-                identity = identity_in(checkpoint) or {}
-                found = identity.get("files", {}).get(place.rpartition(".")[0])
-                if found is not None:
-                    return str(found)
+            found = identity_of(run).get("files", {}).get(place.rpartition(".")[0])
+            if found is not None:
+                return str(found)
         return None
 
     def _free_name(self, name: str) -> str:

@@ -12,7 +12,7 @@ from fl_lightning.cli.suggestions import OF_FIT
 from fl_lightning.experiments import experiment_files as files
 from fl_lightning.experiments.cells import Cells, Request
 from fl_lightning.experiments.experiment import Experiment, check_seeds
-from fl_lightning.experiments.making import Maker
+from fl_lightning.experiments.making import KEPT, Maker
 from fl_lightning.experiments.merging import check_source
 from fl_lightning.experiments.overrides import (
     SettingPairs,
@@ -26,6 +26,7 @@ from fl_lightning.experiments.progress import duration
 from fl_lightning.experiments.reference import check_reference
 from fl_lightning.experiments.results import PictureFormat
 from fl_lightning.experiments.starting import check_starts
+from fl_lightning.runs.folder import Keep
 from fl_lightning.utils.files import check_output
 from fl_lightning.utils.settings import check_at_least
 from fl_lightning.utils.text import printable
@@ -85,6 +86,7 @@ def run(argv: list[str]) -> None:
             heading=path.read_text(encoding="utf-8").split("\n", 1)[0].lstrip("# "),
             forms=given.format,
             command=shlex.join([PROG, "reproduce", *argv]),
+            keep=given.keep_checkpoints,
         )
         makers.append(maker)
     check_files(makers)
@@ -189,6 +191,7 @@ def command_parser() -> CommandParser:
     add("--output", type=Path, default=Path("reproduced"), help="folder of the runs, the pictures and the tables")
     add("--format", nargs="+", type=PictureFormat, default=["png"], help="of the pictures; several may be given")
     add("--processes", type=int, default=1, help="runs at once; 0: in this process")
+    add("--keep_checkpoints", type=Keep, default="none", help=KEPT)
     return parser
 
 

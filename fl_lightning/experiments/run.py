@@ -22,7 +22,7 @@ from fl_lightning.experiments.cell_files import CellFiles
 from fl_lightning.experiments.naming import LIMITS, limits_in
 from fl_lightning.experiments.times import Times
 from fl_lightning.reports.saved import DONE, MAX_SECONDS, TEST
-from fl_lightning.runs.folder import checkpoint_of, discard, find_checkpoint
+from fl_lightning.runs.folder import checkpoint_of, discard, drop_checkpoints, find_checkpoint
 from fl_lightning.utils.files import write_file
 from fl_lightning.utils.tracebacks import place_of, raised_by_check
 
@@ -209,6 +209,8 @@ def fit(files: CellFiles, tell: Callable[[int], None]) -> None:
     if files.test and cli.datamodule.evaluated == "val":
         evaluate(run, words, cli.datamodule)
     write_json(run / DONE, {**dict(files.limits), "rounds": cli.trainer.global_step})
+    if cli.trainer.is_global_zero:
+        drop_checkpoints(run, files.keep)
 
 
 def evaluate(run: Path, words: list[str], data: Any) -> None:

@@ -11,6 +11,7 @@ from fl_lightning.experiments.progress import CellProgress
 from fl_lightning.experiments.run import Outcome
 from fl_lightning.experiments.workers import run_all
 from fl_lightning.federation.configured import planned_rounds
+from fl_lightning.runs.folder import Keep, checkpoint_of
 
 POLL = 2.0
 """Seconds between two looks at the cells that other processes are at."""
@@ -26,6 +27,7 @@ def run_cells(
     *,
     test: bool = True,
     on_seed: Callable[[Failures], None] | None = None,
+    keep: Keep = "all",
 ) -> Failures:
     """Run the cells that are not done, and wait for the cells that other processes are at.
 
@@ -35,6 +37,7 @@ def run_cells(
         folder: Folder of their files.
         test: Whether the test split may be evaluated.
         on_seed: Function that is called with the failures whenever all cells of a further seed have ended.
+        keep: Checkpoints that stay when a cell is complete.
 
     Returns:
         The sentences of the cells that failed, by name.
@@ -49,8 +52,10 @@ def run_cells(
     done = [CellFiles.of(cell, folder, test) for name, cell in by_name.items() if name not in waiting]
     for sentence in sentences_on_changes(done):
         progress.print(sentence)
+    for sentence in sentences_on_restarts(waiting.values(), folder):
+        progress.print(sentence)
     ends = Ends(progress, waiting, on_seed)
-    left = [CellFiles.of(cell, folder, test) for cell in waiting.values()]
+    left = [CellFiles.of(cell, folder, test, kept_by(cell, keep)) for cell in waiting.values()]
     with progress.progress:
         try:
             while left:
@@ -65,6 +70,27 @@ def run_cells(
     for sentence in sentences_on_plans(cells, folder, test):
         progress.print(sentence)
     return ends.failed
+
+
+def kept_by(cell: Cell, keep: Keep) -> Keep:
+    """Return which checkpoints of a cell stay. If only its first rounds are run, a later command continues them."""
+    is_part = 0 < cell.max_rounds < cell.all_rounds
+    return "last" if is_part and keep == "none" else keep
+
+
+def sentences_on_restarts(waiting: Iterable[Cell], folder: Path) -> list[str]:
+    """Return a sentence for each complete run that more rounds are asked of and that kept no checkpoint.
+
+    Args:
+        waiting: The cells that must be run.
+        folder: Folder of their files.
+    """
+    sentences = []
+    for cell in waiting:
+        files = CellFiles.of(cell, folder)
+        if files.done is not None and checkpoint_of(files.begun_run, "last") is None:
+            sentences.append(f"{cell.name} begins again, because its checkpoints were not kept")
+    return sentences
 
 
 def longest_by_name(cells: Iterable[Cell]) -> dict[str, Cell]:

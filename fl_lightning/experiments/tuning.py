@@ -24,6 +24,7 @@ from fl_lightning.federation.effects import is_data
 from fl_lightning.metrics.keys import Direction, best_of, direction_of, unknown_direction
 from fl_lightning.reports.results import direction_in, mean_of_last
 from fl_lightning.reports.saved import TUNING, SavedRun
+from fl_lightning.runs.folder import Keep
 from fl_lightning.utils.files import write_table
 
 Choices = dict[SettingPairs, list[Cell]]
@@ -46,6 +47,7 @@ def tune(
     *,
     sources: Sequence[Path] = (),
     table: str = "tuning",
+    keep: Keep = "none",
 ) -> list[str]:
     """Choose settings for each method and case on the samples of the server's validation split.
 
@@ -58,6 +60,7 @@ def tune(
         output: Folder of the experiment, of which `tuning` is used.
         sources: Folders of other experiments, whose runs of tuning are taken over.
         table: Name of the csv file in `output` with the scores.
+        keep: Checkpoints that stay when a run is complete.
 
     Returns:
         Sentences that describe what was chosen.
@@ -74,7 +77,7 @@ def tune(
     for source in sources:
         if (source / TUNING).is_dir():
             merge(candidates, source / TUNING, folder)
-    failed = run_cells(candidates, processes, folder, test=False)
+    failed = run_cells(candidates, processes, folder, test=False, keep=keep)
     sentences, lines = choose_candidates(cells, tried, folder=folder, failed=failed)
     write_table(output / f"{table}.csv", lines)
     return [*sentences, *untuned(cells)]

@@ -23,7 +23,7 @@ from fl_lightning.federation.values import Settings
 from fl_lightning.metrics.history import History, plain_key
 from fl_lightning.metrics.keys import SECONDS, Direction, Directions, direction_of
 from fl_lightning.reports.figures import Numbers
-from fl_lightning.runs.folder import CLIENT, CONFIG, identity_in, newest_first
+from fl_lightning.runs.folder import CONFIG, identity_of
 from fl_lightning.runs.loggers import RoundCSVLogger, read_directions, read_status
 from fl_lightning.runs.partition import PARTITION, UNSEEN
 from fl_lightning.utils.round_table import read_cells, reading
@@ -406,8 +406,7 @@ def read_run(
         raise ValueError(f"{table.path} must have a row for each round, and has none; leave that run out")
     is_whole = len(shown) == len(on_disk)
     last_round = on_disk[-1][0]
-    checkpoints = (path for path in newest_first(folder, "*.ckpt") if path.name != CLIENT)
-    identity = next(filter(None, map(identity_in, checkpoints)), {})
+    identity = identity_of(folder)
     objects = identity.get("objects", {})
     known = {name: value for name, value in objects.items() if not is_digest(name)}
     content = load_config(folder / CONFIG)

@@ -1,5 +1,6 @@
 """Run folders `<root>/<stem>/<n>`, their checkpoints, and the checkpoint that `--ckpt_path` means."""
 
+import json
 import os
 import re
 import shutil
@@ -7,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_only
@@ -20,7 +21,8 @@ from fl_lightning.federation.effects import belongs_to_any, is_fixed
 from fl_lightning.federation.values import Settings, is_plain
 from fl_lightning.runs.checkpoints import CHECKPOINTS, INDEX, indexed
 from fl_lightning.runs.loggers import RoundCSVLogger
-from fl_lightning.utils.files import loaded, lock_path, read_saved, remove_parts
+from fl_lightning.utils.files import loaded, lock_path, read_saved, remove_parts, write_file
+from fl_lightning.utils.round_table import reading
 
 NUMBERED = re.compile(r"(\d+)(-.*)?")
 """Name of a run's folder: its number, seed and overrides."""
@@ -31,16 +33,31 @@ LONGEST_NAME = 100
 CLIENT = "client.ckpt"
 DEFAULT_ROOT = "runs"
 CONFIG = "config.yaml"
+IDENTITY = "identity.json"
+"""Name of the file with the identity of a run whose checkpoints were removed."""
+
+Keep = Literal["none", "last", "all"]
+"""Checkpoints that stay when a run of a grid is complete."""
+
+OWN_CHECKPOINTS: Mapping[Keep, Sequence[str]] = {
+    "none": ("best*.ckpt", "client*.ckpt", "last*.ckpt"),
+    "last": ("best*.ckpt", "client*.ckpt"),
+    "all": (),
+}
+"""Patterns of the files that do not stay. Those of the user's own callbacks have other names."""
+
 LAST = "last.ckpt"
 
 
 def stem_of(configs: Sequence[str | Path]) -> str:
-    """Name the runs of these configuration files, in any order: by the experiments, else by all files.
+    """Name the runs of these configuration files, in any order: by experiments and methods, else by all files.
 
     The configuration that an earlier run has written names the runs as that run.
 
     >>> stem_of(["configs/trainer/gpu.yaml", "configs/experiment/digits_fedntd.yaml"])
     'digits_fedntd'
+    >>> stem_of(["configs/experiment/digits_fedavg.yaml", "configs/method/fedprox.yaml"])
+    'digits_fedavg+fedprox'
     >>> stem_of(["configs/method/fedntd.yaml", "configs/data/cifar10.yaml"]), stem_of([])
     ('cifar10+fedntd', 'fit')
     >>> stem_of(["runs/digits_fedntd/3-seed1/config.yaml"])
@@ -52,7 +69,8 @@ def stem_of(configs: Sequence[str | Path]) -> str:
         names = {path.parent.parent.name for path in written}
     else:
         experiments = [path for path in paths if path.parent.name == "experiment"]
-        names = {path.stem for path in experiments or paths}
+        methods = [path for path in paths if path.parent.name == "method"]
+        names = {path.stem for path in ([*experiments, *methods] if experiments else paths)}
     return "+".join(sorted(names)) or "fit"
 
 
@@ -335,6 +353,42 @@ def identity_in(path: Path) -> dict[str, Settings] | None:
         return identity
     except Exception:
         return None
+
+
+def identity_of(run: Path) -> dict[str, Settings]:
+    """Return the identity of a run from its newest readable checkpoint, else from what is kept of it, else empty."""
+    for path in newest_first(run, "*.ckpt"):
+        identity = identity_in(path) if path.name != CLIENT else None
+        if identity:
+            return identity
+    kept = run / IDENTITY
+    if not kept.is_file():
+        return {}
+    with reading(kept, "the settings by which a run is known, and cannot be read"):
+        return dict(json.loads(kept.read_text(encoding="utf-8")))
+
+
+def drop_checkpoints(run: Path, keep: Keep) -> None:
+    """Remove the checkpoints of a complete run that nobody asked for. The identity of the run stays.
+
+    Args:
+        run: Folder of the run.
+        keep: What stays: nothing, the last round's checkpoint, with which more rounds continue the run, or all.
+    """
+    if keep == "all":
+        return
+    identity = identity_of(run)
+    if keep == "none" and identity:
+        write_file(run / IDENTITY, json.dumps(identity, indent=1) + "\n")
+    for pattern in OWN_CHECKPOINTS[keep]:
+        for path in (run / CHECKPOINTS).glob(pattern):
+            path.unlink()
+    # What the clients keep between rounds is a part of the checkpoints.
+    left = sorted((run / CHECKPOINTS).glob("*.ckpt"))
+    if left:
+        collect_orphans(run / "clients", left)
+    else:
+        shutil.rmtree(run / "clients", ignore_errors=True)
 
 
 def readable(path: Path) -> Path:

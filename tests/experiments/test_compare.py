@@ -33,6 +33,7 @@ from fl_lightning.papers import Series
 from fl_lightning.papers.stored import RUN
 from fl_lightning.reports.result_tables import Table, TableCell
 from fl_lightning.reports.saved import Group, SavedRun, data_differences, find_runs, grouped, read_run
+from fl_lightning.runs.folder import identity_of
 from tests.commands import cell_files, refusal, say
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -432,7 +433,7 @@ def test_the_report_has_the_tables_and_the_figures(base, drawn, without_pictures
 
 
 def test_more_rounds_continue_fewer_are_read_and_other_settings_are_another_run(base, here):
-    grid = "compare -c base.yaml --methods FedAvg --seeds 0 --output out"
+    grid = "compare -c base.yaml --methods FedAvg --seeds 0 --output out --keep_checkpoints last"
     assert say(grid).code == 0
     three = tables("out")
     (base / "base.yaml").write_text(BASE.replace("max_epochs: 3", "max_epochs: 5"), encoding="utf-8")
@@ -483,7 +484,7 @@ def test_a_grid_may_end_by_steps_or_time(base, here, limits, rounds):
 
 
 def test_a_grid_that_ends_by_steps_is_continued(base, here):
-    grid = "compare -c base.yaml --methods FedAvg --seeds 0 --output out"
+    grid = "compare -c base.yaml --methods FedAvg --seeds 0 --output out --keep_checkpoints last"
     (base / "base.yaml").write_text(ENDLESS % ("null", 2, "null"), encoding="utf-8")
     assert say(grid).code == 0
     files = cell_files("out", "FedAvg-seed0")
@@ -827,3 +828,62 @@ def test_a_wrong_option_is_one_sentence(base):
     (base / "base.yaml").write_text(BASE + "  num_clint: 4\n", encoding="utf-8")
     assert "num_clint" in refusal("compare -c base.yaml --methods FedAvg --output out", 2)
     assert "needs methods, which has no default" in refusal("compare -c base.yaml --output out", 2)
+
+
+# --- checkpoints of complete runs ---
+
+ONE_METHOD = "compare -c base.yaml --methods FedAvg --seeds 0 --output out"
+
+
+def checkpoint_names(run):
+    return sorted(path.name.partition("-on-test")[0].removesuffix(".ckpt") for path in (run / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("option", "kept"),
+    [
+        ("", []),
+        ("--keep_checkpoints last", ["last"]),
+        ("--keep_checkpoints all", ["best", "client", "client-best", "last"]),
+    ],
+)
+def test_a_complete_run_keeps_what_is_asked_for_and_its_identity(base, here, option, kept):
+    assert say(f"{ONE_METHOD} {option}").code == 0
+    run = cell_files("out", "FedAvg-seed0").run
+    assert checkpoint_names(run) == kept
+    assert identity_of(run)["config"]
+    assert read_run(run).data  # what tells that two runs have the same samples
+    assert say(f"{ONE_METHOD} {option}").code == 0
+    assert len(here) == 1  # it is known as done
+
+
+def test_more_rounds_continue_the_last_checkpoint_and_begin_again_without_one(base, here):
+    curves = {}
+    for keep, run_name in (("last", "0"), ("none", "1")):
+        grid = ONE_METHOD.replace("--output out", f"--output {keep}")
+        assert say(f"{grid} --keep_checkpoints {keep}").code == 0
+        said = say(f"{grid} --keep_checkpoints {keep} --trainer.max_epochs 5")
+        assert said.code == 0
+        assert ("begins again, because its checkpoints were not kept" in said.out) == (keep == "none")
+        run = cell_files(keep, "FedAvg-seed0").run
+        assert run.name == run_name
+        curves[keep] = [row["global/acc"] for row in rows(run / "metrics.csv")]
+    assert len(curves["last"]) == 5
+    assert curves["last"] == curves["none"]
+
+
+def test_a_run_that_was_stopped_keeps_all(base, here, monkeypatch):
+    tell = RoundCounter.on_train_epoch_end
+
+    def stop(self, trainer, module):
+        tell(self, trainer, module)
+        if trainer.current_epoch == 1:
+            raise RuntimeError("stopped")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RoundCounter, "on_train_epoch_end", stop)
+        assert say(f"{ONE_METHOD} --keep_checkpoints none").code == 1
+    assert "last" in checkpoint_names(cell_files("out", "FedAvg-seed0").run)
+    assert say(f"{ONE_METHOD} --keep_checkpoints none").code == 0
+    assert checkpoint_names(cell_files("out", "FedAvg-seed0").run) == []
+    assert Path("out/results.md").is_file()

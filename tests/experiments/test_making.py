@@ -111,6 +111,7 @@ def test_fewer_rounds_are_the_beginning_and_the_rest_continues_them(here):
     assert say("reproduce own/table.yaml --seeds 0").code == 0
     assert len(here) == 3
     assert stored() == stored("whole")
+    assert list(Path("reproduced/runs").glob("*/0/checkpoints/last.ckpt"))  # a later command continues them
     assert say("reproduce own/table.yaml --seeds 0 --rounds 0.3").code == 0  # ⌈0.9⌉: read, not run
     assert len(here) == 3
     assert stored() == short
@@ -337,7 +338,7 @@ def test_a_run_that_fails_is_a_cell_with_its_reason(here):
 
 
 def test_a_run_that_another_process_is_at_is_waited_for(here, monkeypatch):
-    assert say("reproduce own/table.yaml --seeds 0 --methods 'FedNTD*'").code == 0
+    assert say("reproduce own/table.yaml --seeds 0 --methods 'FedNTD*' --keep_checkpoints last").code == 0
     files = cell_files("reproduced", "FedNTD_weak-many-seed0")
     slept = []
     claim = files.claimed()

@@ -428,7 +428,7 @@ def test_more_rounds_with_checkpoints_elsewhere_delete_no_row(here, base):
 
 
 def test_last_of_a_cells_file_is_that_of_the_experiment(here, base):
-    compare("-c users.yaml --methods own.Mine --seeds 0 --metrics val/loss")
+    compare("-c users.yaml --methods own.Mine --seeds 0 --metrics val/loss --keep_checkpoints last")
     (file,) = Path("out/cells").glob("*.yaml")
     said = say(f"fit -c {file} --ckpt_path last --trainer.max_epochs 3 --plots.format none")
     assert said.code == 0, said.err

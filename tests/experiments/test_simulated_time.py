@@ -73,8 +73,8 @@ def test_methods_with_different_rounds_have_one_table_under_one_budget(here):
 
 
 def test_more_seconds_continue_a_run_and_fewer_are_read_of_it(here):
-    short = f"{GRID} --seeds 0 --model.max_seconds 1.5"
-    long = f"{GRID} --seeds 0 --model.max_seconds 4"
+    short = f"{GRID} --seeds 0 --model.max_seconds 1.5 --keep_checkpoints last"
+    long = f"{GRID} --seeds 0 --model.max_seconds 4 --keep_checkpoints last"
     assert say(f"{short} --output alone").code == 0
     assert say(f"{short} --output out").code == 0
     assert say(f"{long} --output out").code == 0

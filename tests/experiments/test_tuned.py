@@ -59,7 +59,7 @@ def test_every_table_has_both_values_of_all_methods(base):
     titles = [line for line in markdown.splitlines() if line.startswith("**")]
     place = next(index for index, title in enumerate(titles) if before in title)
     assert after in titles[place + 1]
-    lines = markdown.partition(after)[2].partition("\n**")[0].splitlines()
+    lines = markdown.partition(f"**Mean over the clients of the {after}")[2].partition("\n**")[0].splitlines()
     table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")]
     assert [row[0] for row in table[2:]] == names
     assert set(table[-1][1:]) == {"–"}
