@@ -114,9 +114,9 @@ def write_report(
         tables = [comparison_table(each) for of_case in comparisons.values() for each in of_case]
     sections = [
         Section("Results", [*warnings_of(groups, notes), *answer]),
-        Section("Costs", [*costs_of(groups), *curves_over_bytes(shown)]),
+        Section("Costs", costs_of(groups)),
         Section("Privacy", privacy_of(groups)),
-        Section("Over the rounds", over_rounds(shown, left_out)),
+        Section("Curves", curve_parts(shown, left_out)),
         Section("Tasks", tasks_of(shown.groups)),
         Section("Over simulated time", [*clocks_of(groups), *timed_curves_of(shown), *timelines_of(shown.groups)]),
         Section("Classes", classes_of(groups, shown)),
@@ -232,8 +232,8 @@ def details_of(groups: Sequence[Group], tables: Sequence[Table], notes: Sequence
     return parts
 
 
-def over_rounds(shown: Shown, left_out: Sequence[str]) -> list[Part]:
-    """Draw the values over the rounds, and fold all but the metrics that are compared.
+def curve_parts(shown: Shown, left_out: Sequence[str]) -> list[Part]:
+    """Draw the values over the rounds and over the bytes, and fold all but the metrics that are compared.
 
     Args:
         shown: The groups that figures show.
@@ -246,6 +246,7 @@ def over_rounds(shown: Shown, left_out: Sequence[str]) -> list[Part]:
     if not compared:
         compared, further = further, []
     parts += compared
+    parts += curves_over_bytes(shown)
     if further:
         parts.append(Fold(f"{len(further)} further values", further))
     if not_drawn:

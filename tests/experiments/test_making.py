@@ -106,12 +106,12 @@ def test_fewer_rounds_are_the_beginning_and_the_rest_continues_them(here):
     assert say("reproduce own/table.yaml --seeds 0 --output whole").code == 0
     assert say("reproduce own/table.yaml --seeds 0 --rounds 1").code == 0
     assert {len(row["curve"].split()) for row in stored()} == {1}
+    assert len(list(Path("reproduced/runs").glob("*/0/checkpoints/last.ckpt"))) == 3  # the next command continues them
     short = stored()
     del here[:]
     assert say("reproduce own/table.yaml --seeds 0").code == 0
     assert len(here) == 3
     assert stored() == stored("whole")
-    assert list(Path("reproduced/runs").glob("*/0/checkpoints/last.ckpt"))  # a later command continues them
     assert say("reproduce own/table.yaml --seeds 0 --rounds 0.3").code == 0  # ⌈0.9⌉: read, not run
     assert len(here) == 3
     assert stored() == short

@@ -69,7 +69,7 @@ def test_every_table_has_both_values_of_all_methods(base):
         text = Path("out", name).read_text(encoding="utf-8")
         assert text.index(before) < text.index(after), name
     page = Path("out/report.html").read_text(encoding="utf-8")
-    assert "fine-tuned, on their own test splits" in page.partition("<h2>Over the rounds")[2]
+    assert "fine-tuned, on their own test splits" in page.partition("<h2>Curves")[2]
 
 
 def test_what_is_asked_for_brings_its_value_after_fine_tuning(base):

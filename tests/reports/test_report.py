@@ -54,7 +54,7 @@ def test_it_has_every_section_and_each_figure_a_sentence(page):
     assert titles == [
         "Results",
         "Costs",
-        "Over the rounds",
+        "Curves",
         "Classes",
         "Before and after local training",
         "Partition",
@@ -84,7 +84,7 @@ def test_a_run_of_losses_only_gets_what_it_has(tmp_path):
     run = write_run(tmp_path / "0", [0.1])
     (run / "metrics.csv").write_text("round,val/mse\n0,2.0\n1,1.0\n", encoding="utf-8")
     text = report(tmp_path)
-    assert re.findall(r"<h2>(.*?)</h2>", text) == ["Results", "Over the rounds", "Details"]
+    assert re.findall(r"<h2>(.*?)</h2>", text) == ["Results", "Curves", "Details"]
     assert pages.rows(text)[0][1] == "1.000"  # the last mse
     assert len(pictures(text)) == 1
 
