@@ -106,7 +106,10 @@ def single_names(given: Iterable[str]) -> list[str]:
     >>> single_names(["a.mu", "a.alpha,a.beta"])
     ['a.mu', 'a.alpha', 'a.beta']
     """
-    return [name for names in given for name in names.split(",")]
+    names: list[str] = []
+    for together in given:
+        names += together.split(",")
+    return names
 
 
 def values_together(names: str, value: Any) -> dict[str, Any]:

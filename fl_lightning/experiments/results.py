@@ -244,7 +244,7 @@ def write_tables(
     costs = costs_table(comparisons)
     first = [*answer, costs] if costs is not None else answer
     markdown = [as_markdown(table) for table in [*first, *laid_out]]
-    comments = "".join(f"% {line}\n" for note in notes for line in note.splitlines())
+    comments = "".join(map(latex_comment, notes))
     write_file(folder / "results.csv", as_csv(compared))
     write_file(folder / "results.md", joined(notes, markdown))
     write_file(folder / "results.tex", LATEX_HEAD + comments + "\n" + "\n".join(map(as_latex, first)))
@@ -265,6 +265,11 @@ def write_tables(
     unknown = [key for key in asked if key not in keys]
     if unknown:
         raise ValueError(f"metrics are log keys, and no run has {unknown[0]!r}{suggestion(unknown[0], logged)}")
+
+
+def latex_comment(note: str) -> str:
+    """Write a note as a comment of LaTeX, with a mark in each line."""
+    return "".join(f"% {line}\n" for line in note.splitlines())
 
 
 def answer_of(comparisons: Mapping[str, Sequence[Comparison]], series: Sequence[Series]) -> list[Table]:

@@ -55,7 +55,7 @@ def run_cells(
     for sentence in sentences_on_restarts(waiting.values(), folder):
         progress.print(sentence)
     ends = Ends(progress, waiting, on_seed)
-    left = [CellFiles.of(cell, folder, test, kept_by(cell, keep)) for cell in waiting.values()]
+    left = [CellFiles.of(cell, folder, test=test, keep=kept_by(cell, keep)) for cell in waiting.values()]
     with progress.progress:
         try:
             while left:

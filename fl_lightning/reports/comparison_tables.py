@@ -259,11 +259,17 @@ def intransigence_text(comparison: Comparison) -> str:
     )
 
 
-def seeds_text(comparison: Comparison) -> str:
-    """Describe over how many seeds the values are."""
+def seed_counts(comparison: Comparison) -> set[int]:
+    """Return the numbers of seeds over which the values of a comparison are."""
     counts: set[int] = set()
     for by_name in comparison.results.values():
         counts |= {len(result.values) for result in by_name.values()}
+    return counts
+
+
+def seeds_text(comparison: Comparison) -> str:
+    """Describe over how many seeds the values are."""
+    counts = seed_counts(comparison)
     if max(counts, default=0) <= 1:
         return "One seed."
     seeds = " or ".join(str(count) for count in sorted(counts))

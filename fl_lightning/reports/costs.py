@@ -35,7 +35,7 @@ def costs_of(groups: Sequence[Group]) -> list[Table]:
             by_method.setdefault(group.row, []).append(costs)
     if not by_label:
         return []
-    if all(costs == alike[0] for alike in by_method.values() for costs in alike):
+    if all(len({tuple(costs.items()) for costs in alike}) == 1 for alike in by_method.values()):
         by_label = {method: alike[0] for method, alike in by_method.items()}
     columns: dict[str, None] = {}
     for costs in by_label.values():

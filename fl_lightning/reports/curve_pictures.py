@@ -235,7 +235,7 @@ def timed_curves_of(shown: Shown) -> list[Picture]:
         panels = shown.panels(lambda group, key=key: band_over_seconds(group, key, shown))  # type: ignore[misc]
         if not panels:
             continue
-        curves = Curves(shown.methods, panels, axis_label(key, unit), "simulated seconds", in_steps=True)
+        curves = Curves(shown.methods, panels, axis_label(key, unit), xlabel="simulated seconds", in_steps=True)
         over = ", mean and one standard deviation over the seeds" if has_seeds(shown.groups) else ""
         picture = Picture(
             name="time-" + file_stem(key),
@@ -261,7 +261,7 @@ def curves_over_bytes(shown: Shown) -> list[Picture]:
     panels = shown.panels(lambda group: band_over_bytes(group, key, unit))
     if not panels:
         return []
-    curves = Curves(shown.methods, panels, axis_label(key, unit), "communication, both directions (MB)")
+    curves = Curves(shown.methods, panels, axis_label(key, unit), xlabel="communication, both directions (MB)")
     picture = Picture(
         name="communication",
         figure=plot_curves(curves),

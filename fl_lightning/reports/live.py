@@ -98,7 +98,7 @@ def live_panels(curves: Curves) -> list[LivePanel]:
             plot.xaxis.ticker.min_interval = 1
         lines = draw_lines(plot, panel, curves)
         if lines:
-            add_reader(plot, panel, curves, lines)
+            add_reader(plot, panel, curves, lines=lines)
         panels.append(LivePanel(panel.title, numbered(json_item(plot))))
     return panels
 
@@ -221,7 +221,10 @@ def add_reader(plot: Any, panel: Panel, curves: Curves, lines: Mapping[str, Glyp
         lines: The curves in the plot by method.
     """
     bands = {method: panel.bands[method].thinned() for method in lines}
-    places = sorted({place for band in bands.values() for place in band.x})
+    known: set[float] = set()
+    for band in bands.values():
+        known |= {*band.x}
+    places = sorted(known)
     columns: dict[str, list[Any]] = {"x": places, "y": [plot.y_range.start] * len(places)}
     formatters: dict[str, Any] = {}
     rows = [f"<div>{curves.xlabel} @x{{0.[000]}}</div>"]

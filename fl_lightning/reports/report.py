@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,7 @@ def write_report(
     if answer is None:
         answer = [summary_table(comparisons)] if comparisons else []
     if tables is None:
-        tables = [comparison_table(each) for of_case in comparisons.values() for each in of_case]
+        tables = [comparison_table(each) for each in chain.from_iterable(comparisons.values())]
     sections = [
         Section("Results", [*warnings_of(groups, notes), *answer]),
         Section("Costs", costs_of(groups)),
@@ -243,15 +244,15 @@ def curve_parts(shown: Shown, left_out: Sequence[str]) -> list[Part]:
     parts: list[Part] = [*left_out]
     if len(shown.methods) > 1:
         parts.append(Methods(shown.methods))
-    if not compared:
-        compared, further = further, []
-    parts += compared
+    open_pictures = compared or further
+    folded_pictures = further if compared else []
+    parts += open_pictures
     parts += curves_over_bytes(shown)
-    if further:
-        parts.append(Fold(f"{len(further)} further values", further))
+    if folded_pictures:
+        parts.append(Fold(f"{len(folded_pictures)} further values", folded_pictures))
     if not_drawn:
         parts.append(f"Not drawn, but in metrics.csv: {', '.join(not_drawn)}.")
-    return parts if compared else []
+    return parts if open_pictures else []
 
 
 def settings_of(groups: Sequence[Group]) -> list[Table | str]:

@@ -10,6 +10,7 @@ from fl_lightning.reports.comparison_tables import (
     column_names,
     heading,
     intransigence_text,
+    seed_counts,
     seeds_text,
 )
 from fl_lightning.reports.result_tables import Span, Table, TableCell
@@ -80,7 +81,9 @@ def with_case(title: str, cases: Mapping[str, Sequence[Comparison]]) -> str:
 
 def title_of(comparisons: Sequence[Comparison]) -> str:
     """Name the values and over how many seeds they are."""
-    counts = {len(result.values) for each in comparisons for of in each.results.values() for result in of.values()}
+    counts: set[int] = set()
+    for comparison in comparisons:
+        counts |= seed_counts(comparison)
     if max(counts, default=0) <= 1:
         return "Final values"
     return f"Final values, mean ± sample standard deviation over {' or '.join(map(str, sorted(counts)))} seeds"

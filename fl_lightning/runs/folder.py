@@ -70,7 +70,8 @@ def stem_of(configs: Sequence[str | Path]) -> str:
     else:
         experiments = [path for path in paths if path.parent.name == "experiment"]
         methods = [path for path in paths if path.parent.name == "method"]
-        names = {path.stem for path in ([*experiments, *methods] if experiments else paths)}
+        chosen = [*experiments, *methods] if experiments else paths
+        names = {path.stem for path in chosen}
     return "+".join(sorted(names)) or "fit"
 
 
