@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from fl_lightning.runs.folder import (
     discard,
     find_checkpoint,
     first_round,
+    locked,
     new_run,
     parent_of,
     rounds_kept,
@@ -54,6 +56,25 @@ def test_runs_at_a_time_get_a_number_each(tmp_path):
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda i: new_run(tmp_path, f"-seed{i}"), range(24)))
     assert sorted(int(run.name.partition("-")[0]) for run in found) == list(range(24))
+
+
+def test_a_locked_folder_is_waited_for_unless_a_sentence_refuses_it(tmp_path):
+    order = []
+
+    def second():
+        with locked(tmp_path):
+            order.append("second")
+
+    with ThreadPoolExecutor(1) as pool:
+        with locked(tmp_path):
+            waiting = pool.submit(second)
+            time.sleep(0.2)
+            assert not waiting.done()
+            order.append("first")
+            with pytest.raises(ValueError, match="somebody writes here"), locked(tmp_path, "somebody writes here"):
+                pass
+        waiting.result(timeout=10)
+    assert order == ["first", "second"]
 
 
 def test_a_folder_has_one_writer(tmp_path):
