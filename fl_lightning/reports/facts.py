@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from fl_lightning.federation.values import Settings
 from fl_lightning.reports.results import runs_of
-from fl_lightning.reports.saved import TIMES, Group, SavedRun, read_columns
+from fl_lightning.reports.saved import TIMES, Group, SavedRun, client_of, read_columns
 
 MOST_NAMED = 5
 """Largest number of methods that a title names."""
@@ -43,7 +43,10 @@ def title_of(groups: Sequence[Group]) -> str:
         groups: Groups of runs, at least one.
     """
     methods = unique(group.row for group in groups)
-    if len(methods) > MOST_NAMED:
+    clients = unique(client_of(run) for run in runs_of(groups))
+    if len(methods) > MOST_NAMED and len(clients) == 1:
+        methods = [f"{len(methods)} settings of {clients[0]}"]
+    elif len(methods) > MOST_NAMED:
         methods = [*methods[: MOST_NAMED - 2], f"{len(methods) - MOST_NAMED + 2} others"]
     sources = unique(source_of(run) for run in runs_of(groups))
     title = joined(methods)

@@ -67,6 +67,9 @@ MOST_MAPS = 12
 MOST_MATRICES = 8
 """Largest number of groups whose confusion matrices are drawn."""
 
+MOST_ROWS = 30
+"""Largest number of rows of a table that is not folded."""
+
 MOST_OPEN = 2
 """Largest number of large figures of a kind, and of sentences, that are seen before a reader opens the others."""
 
@@ -114,8 +117,8 @@ def write_report(
     if tables is None:
         tables = [comparison_table(each) for each in chain.from_iterable(comparisons.values())]
     sections = [
-        Section("Results", [*warnings_of(groups, notes), *answer]),
-        Section("Costs", costs_of(groups)),
+        Section("Results", [*warnings_of(groups, notes), *long_tables(answer, best=shown.methods)]),
+        Section("Costs", long_tables(costs_of(groups), best=shown.methods)),
         Section("Privacy", privacy_of(groups)),
         Section("Curves", curve_parts(shown, left_out)),
         Section("Tasks", tasks_of(shown.groups)),
@@ -219,6 +222,27 @@ def comparisons_of(groups: Sequence[Group], *, at_seconds: Sequence[float] = ())
         if compared:
             comparisons[case] = compared
     return comparisons
+
+
+def long_tables(tables: Sequence[Table], *, best: Sequence[str]) -> list[Part]:
+    """Fold the rows of long tables, and show those of the best methods.
+
+    Args:
+        tables: The tables.
+        best: Names of the best methods.
+    """
+    parts: list[Part] = []
+    for table in tables:
+        if len(table.rows) <= MOST_ROWS:
+            parts.append(table)
+            continue
+        rows = [row for row in table.rows if row[0].text in best]
+        if rows:
+            parts.append(
+                replace(table, title=f"{table.title or 'The best'}: {len(rows)} of {len(table.rows)} rows", rows=rows)
+            )
+        parts.append(Fold(f"All {len(table.rows)} rows", [table]))
+    return parts
 
 
 def details_of(groups: Sequence[Group], tables: Sequence[Table], notes: Sequence[str]) -> list[Part]:
@@ -414,7 +438,7 @@ def scores_of_runs(group: Group) -> list[dict[str, Any]]:
 def classes_of(groups: Sequence[Group], shown: Shown) -> list[Part]:
     """Return the scores of the classes, what each class has forgotten, and the maps of classes, which are folded."""
     most = MOST_OPEN if len(shown.groups) <= MOST_OPEN else 0
-    parts: list[Part] = [*scores_of(groups), *forgotten_classes_of(shown)]
+    parts: list[Part] = [*long_tables(scores_of(groups), best=shown.methods), *forgotten_classes_of(shown)]
     parts += folded("maps of the accuracy of each class", class_maps_of(shown.groups[:MOST_MAPS]), most=most)
     parts += folded("confusion matrices", confusions_of(shown.groups[:MOST_MATRICES]), most=most)
     if parts and len(shown.groups) > MOST_MATRICES:

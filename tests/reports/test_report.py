@@ -7,7 +7,8 @@ import pytest
 from fl_lightning.reports import curve_pictures
 from fl_lightning.reports.curve_pictures import Shown, shown_of
 from fl_lightning.reports.facts import facts_of, title_of
-from fl_lightning.reports.report import forgotten_classes_of, scores_of, write_report
+from fl_lightning.reports.report import forgotten_classes_of, long_tables, scores_of, write_report
+from fl_lightning.reports.result_tables import Table, TableCell
 from fl_lightning.reports.saved import Group, find_runs, grouped, read_run
 from tests.commands import refusal, say
 from tests.reports import pages
@@ -140,6 +141,17 @@ def test_the_title_names_the_first_of_many_methods(tmp_path):
     run = read_run(write_run(tmp_path / "0", [0.1]))
     assert title_of([Group("FedAvg, a=1", [run]), Group("FedNTD", [run])]) == "FedAvg, a=1 and FedNTD"
     assert title_of([Group(name, [run]) for name in "abcdefg"]) == "a, b, c and 4 others"
+    one = replace(run, settings={"model.client": "fl_lightning.methods.FedProx"})
+    assert title_of([Group(name, [one]) for name in "abcdefg"]) == "7 settings of FedProx"
+
+
+def test_long_tables_show_the_best_rows_and_fold_all():
+    rows = [[TableCell(f"m{number}"), TableCell("1")] for number in range(40)]
+    shown, folded = long_tables([Table("Final", ["method", "x"], rows)], best=["m3", "m7"])
+    assert (shown.title, [row[0].text for row in shown.rows]) == ("Final: 2 of 40 rows", ["m3", "m7"])
+    assert (folded.title, len(folded.parts[0].rows)) == ("All 40 rows", 40)
+    table = Table("Final", ["method", "x"], rows[:3])
+    assert long_tables([table], best=[]) == [table]
 
 
 @pytest.mark.usefixtures("without_pictures")
