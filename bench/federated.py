@@ -34,6 +34,7 @@ class Transformer(BodyAndHead):
     def __init__(self, num_classes: int, input_shape: tuple[int, ...]) -> None:
         super().__init__()
         *body, head = transformer()
+        assert isinstance(head, nn.Linear)
         self.body = nn.Sequential(*body)
         self.head = head
 

@@ -157,7 +157,7 @@ def package(case: Case, chunk: int) -> Measured:
         num_sanity_val_steps=0,
         enable_model_summary=False,
         callbacks=[timer],
-        **BARE,  # type: ignore[arg-type]
+        **BARE,
     )
     client = FedAvg(module=plain_module(case.work))
     loop = FederatedLoop(client, local_epochs=case.work.local_epochs, chunk=chunk)
