@@ -314,7 +314,11 @@ def writer_of(comparison: Comparison, name: str) -> Writer:
         if name in by_name:
             means.append(by_name[name].mean)
             deviations.append(by_name[name].std)
-    decimals = decimals_for(means, deviations)
+    return writer_with(decimals_for(means, deviations))
+
+
+def writer_with(decimals: int | None) -> Writer:
+    """Return a function that writes values with a number of decimals. None means four significant digits each."""
     if decimals is None:
         return digits
     return lambda value, sign=False: f"{value:{'+' if sign else ''}.{decimals}f}".replace("-", "−", 1)

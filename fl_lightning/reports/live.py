@@ -6,6 +6,7 @@ The page holds the library, so it needs no network.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from bokeh.plotting import figure as new_plot
 from bokeh.resources import Resources
 
 from fl_lightning.reports import figures
-from fl_lightning.reports.comparison_tables import digits
+from fl_lightning.reports.comparison_tables import decimals_for, writer_with
 from fl_lightning.reports.curves import ROUND, Band, Curves, Panel, has_curve
 from fl_lightning.reports.figures import Numbers
 from fl_lightning.utils.text import printable
@@ -265,10 +266,10 @@ def texts_at(places: Sequence[float], band: Band, *, in_steps: bool) -> list[str
 
 def text_at(band: Band, index: int) -> str:
     """Write the mean ± the standard deviation at one place."""
-    mean = digits(float(band.mean[index]))
-    if band.std is None:
-        return mean
-    return f"{mean} ± {digits(float(band.std[index]))}"
+    mean = float(band.mean[index])
+    std = math.nan if band.std is None else float(band.std[index])
+    write = writer_with(decimals_for([mean], [std]))
+    return write(mean) if math.isnan(std) else f"{write(mean)} ± {write(std)}"
 
 
 def numbered(item: Any) -> Any:
