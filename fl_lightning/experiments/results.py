@@ -376,10 +376,9 @@ def groups_of(series: Sequence[Series], case: str) -> list[Group]:
 
 
 def report_groups(series: Sequence[Series]) -> list[Group]:
-    """Group the runs of each method and case for the report. Runs that several cases share form one group."""
-    groups: dict[tuple[Path, ...], Group] = {}
+    """Group the runs of each method and case for the report. Runs that several cases share are in a group of each."""
+    groups = []
     for each in series:
         if each.group.runs:
-            folders = tuple(run.folder for run in each.group.runs)
-            groups.setdefault(folders, Group(each.name, each.group.runs, case=each.case, method=each.method))
-    return list(groups.values())
+            groups.append(Group(each.name, each.group.runs, case=each.case, method=each.method))
+    return groups

@@ -111,23 +111,25 @@ def write_report(
         The path of the page.
     """
     shown, left_out = shown_of(groups)
+    every = distinct(groups)
+    drawn_groups = distinct(shown.groups)
     comparisons = {} if answer is not None and tables is not None else comparisons_of(groups, at_seconds=at_seconds)
     if answer is None:
         answer = [summary_table(comparisons)] if comparisons else []
     if tables is None:
         tables = [comparison_table(each) for each in chain.from_iterable(comparisons.values())]
     sections = [
-        Section("Results", [*warnings_of(groups, notes), *long_tables(answer, best=shown.methods)]),
-        Section("Costs", long_tables(costs_of(groups), best=shown.methods)),
-        Section("Privacy", privacy_of(groups)),
+        Section("Results", [*warnings_of(every, notes), *long_tables(answer, best=shown.methods)]),
+        Section("Costs", long_tables(costs_of(every), best=shown.methods)),
+        Section("Privacy", privacy_of(every)),
         Section("Curves", curve_parts(shown, left_out)),
-        Section("Tasks", tasks_of(shown.groups)),
-        Section("Over simulated time", [*clocks_of(groups), *timed_curves_of(shown), *timelines_of(shown.groups)]),
+        Section("Tasks", tasks_of(drawn_groups)),
+        Section("Over simulated time", [*clocks_of(every), *timed_curves_of(shown), *timelines_of(drawn_groups)]),
         Section("Classes", classes_of(groups, shown)),
-        Section("Matrices and curves", metric_pictures_of(shown.groups)),
-        Section("Before and after local training", before_after_of(shown.groups)),
-        Section("Partition", folded("further partitions", partitions_of(groups))),
-        Section("Details", details_of(groups, tables, notes)),
+        Section("Matrices and curves", metric_pictures_of(drawn_groups)),
+        Section("Before and after local training", before_after_of(drawn_groups)),
+        Section("Partition", folded("further partitions", partitions_of(every))),
+        Section("Details", details_of(every, tables, notes)),
     ]
     sections = [section for section in sections if section.parts]
     for form in forms:
@@ -137,6 +139,14 @@ def write_report(
     page = Page(title=title_of(groups), sections=sections, facts=facts_of(groups), command=command)
     write_page(path, page)
     return path
+
+
+def distinct(groups: Sequence[Group]) -> list[Group]:
+    """Return one group of each set of runs. A method without the settings of the cases has the same runs in all."""
+    by_runs: dict[tuple[Path, ...], Group] = {}
+    for group in groups:
+        by_runs.setdefault(tuple(run.folder for run in group.runs), group)
+    return list(by_runs.values())
 
 
 def write_figures(parts: Sequence[Part], folder: Path, form: str) -> None:
@@ -437,11 +447,12 @@ def scores_of_runs(group: Group) -> list[dict[str, Any]]:
 
 def classes_of(groups: Sequence[Group], shown: Shown) -> list[Part]:
     """Return the scores of the classes, what each class has forgotten, and the maps of classes, which are folded."""
-    most = MOST_OPEN if len(shown.groups) <= MOST_OPEN else 0
-    parts: list[Part] = [*long_tables(scores_of(groups), best=shown.methods), *forgotten_classes_of(shown)]
-    parts += folded("maps of the accuracy of each class", class_maps_of(shown.groups[:MOST_MAPS]), most=most)
-    parts += folded("confusion matrices", confusions_of(shown.groups[:MOST_MATRICES]), most=most)
-    if parts and len(shown.groups) > MOST_MATRICES:
+    drawn_groups = distinct(shown.groups)
+    most = MOST_OPEN if len(drawn_groups) <= MOST_OPEN else 0
+    parts: list[Part] = [*long_tables(scores_of(distinct(groups)), best=shown.methods), *forgotten_classes_of(shown)]
+    parts += folded("maps of the accuracy of each class", class_maps_of(drawn_groups[:MOST_MAPS]), most=most)
+    parts += folded("confusion matrices", confusions_of(drawn_groups[:MOST_MATRICES]), most=most)
+    if parts and len(drawn_groups) > MOST_MATRICES:
         parts.append("Not all groups have such pictures here; classwise.csv and confusion.csv of a run have them.")
     return parts
 

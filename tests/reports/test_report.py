@@ -193,3 +193,18 @@ def test_figures_of_many_groups_show_the_best_at_the_end(tmp_path, monkeypatch):
     assert left_out[0] in text
     assert len(re.findall("accuracy by class|on each class after each round", text)) == 2 * 2  # alt text and caption
     assert len(re.findall("<th scope='row'>mu=[abcd]</th>", text)) >= 4
+
+
+def test_runs_that_two_settings_share_have_a_curve_in_both_panels_and_one_map(tmp_path):
+    run = read_run(write_run(tmp_path / "0", [0.1, 0.2], settings("FedAvg", 0)))
+    other = read_run(write_run(tmp_path / "1", [0.1, 0.3], settings("FedNTD", 0)))
+    groups = [Group(f"FedAvg, {case}", [run], case=case, method="FedAvg") for case in ("beta=1", "beta=2")]
+    groups.append(Group("FedNTD, beta=1", [other], case="beta=1", method="FedNTD"))
+    text = write_report(groups, tmp_path / "out").read_text("utf-8")
+    first, second, *_ = pages.curves(text)
+    assert (list(first), list(second)) == (["FedAvg", "FedNTD"], ["FedAvg"])
+    assert first["FedAvg"] == second["FedAvg"]
+    assert (
+        len([caption for caption in pages.captions(text) if caption.startswith("Accuracy of the global model on each")])
+        == 2
+    )
