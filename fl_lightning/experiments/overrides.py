@@ -87,9 +87,10 @@ def parse_settings(given: Sequence[str], option: str) -> dict[str, list[str]]:
     settings: dict[str, list[str]] = {}
     for setting in given:
         name, _, values = setting.partition("=")
-        if not name or not values:
+        parts = [part.strip().removeprefix("--") for part in name.split(",")]
+        if not all(parts) or not values:
             raise ValueError(f"{option} must be NAME=VALUE or NAME=VALUE,VALUE, got {setting!r}")
-        key = ",".join(part.strip().removeprefix("--") for part in name.split(","))
+        key = ",".join(parts)
         settings[key] = split_outside_brackets(values)
         for value in settings[key]:
             values_together(key, value)

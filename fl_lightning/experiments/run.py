@@ -22,8 +22,10 @@ from fl_lightning.experiments.cell_files import CellFiles
 from fl_lightning.experiments.naming import LIMITS, limits_in
 from fl_lightning.experiments.times import Times
 from fl_lightning.reports.saved import DONE, MAX_SECONDS, TEST
-from fl_lightning.runs.folder import checkpoint_of, discard, drop_checkpoints, find_checkpoint
+from fl_lightning.runs.best import BestCheckpoint
+from fl_lightning.runs.folder import Keep, LastCheckpoint, checkpoint_of, discard, drop_checkpoints, find_checkpoint
 from fl_lightning.utils.files import write_file
+from fl_lightning.utils.packages import is_of_lightning
 from fl_lightning.utils.tracebacks import place_of, raised_by_check
 
 NONE = {"max_epochs": "null", "max_steps": "-1", "max_time": "null"}
@@ -196,6 +198,7 @@ def fit(files: CellFiles, tell: Callable[[int], None]) -> None:
     config = yaml.safe_load(files.config.read_text(encoding="utf-8"))
     words = words_of(files)
     asked = ["fit", *words, *limits_asked(files)]
+    was_complete = files.done is not None
     if files.run is not None:
         try:
             asked += ["--ckpt_path", str(find_checkpoint("last", files.parent, config))]
@@ -210,7 +213,22 @@ def fit(files: CellFiles, tell: Callable[[int], None]) -> None:
         evaluate(run, words, cli.datamodule)
     write_json(run / DONE, {**dict(files.limits), "rounds": cli.trainer.global_step})
     if cli.trainer.is_global_zero:
-        drop_checkpoints(run, files.keep)
+        drop_checkpoints(run, kept_of(files, cli.trainer, continued=was_complete and cli.trainer.ckpt_path is not None))
+
+
+def kept_of(files: CellFiles, trainer: Trainer, *, continued: bool) -> Keep:
+    """Return which checkpoints of a complete run stay.
+
+    Args:
+        files: Files of the cell.
+        trainer: The run's Trainer. A `ModelCheckpoint` of the user asks for its files, so that all stay.
+        continued: Whether the run was complete before, with fewer rounds, and had kept its last checkpoint.
+    """
+    for callback in trainer.checkpoint_callbacks:
+        is_own = isinstance(callback, BestCheckpoint | LastCheckpoint)
+        if is_of_lightning(callback, "ModelCheckpoint") and not is_own:
+            return "all"
+    return "last" if continued and files.keep == "none" else files.keep
 
 
 def evaluate(run: Path, words: list[str], data: Any) -> None:

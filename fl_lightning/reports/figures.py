@@ -405,9 +405,11 @@ def round_counts(largest: int) -> list[int]:
     Args:
         largest: Largest number that is drawn, ≥ 1.
 
-    >>> round_counts(115), round_counts(37), round_counts(2), round_counts(1)
-    ([100, 50, 10], [20, 10, 2], [2, 1], [1])
+    >>> round_counts(115), round_counts(37), round_counts(9), round_counts(1)
+    ([100, 50, 10], [20, 10, 2], [5, 2, 1], [1])
     """
+    if largest < 10:
+        return [count for count in (5, 2, 1) if count <= largest]
     power = 10 ** (len(str(largest)) - 1)
     first = next(factor * power for factor in (5, 2, 1) if factor * power <= largest)
     return [first // divisor for divisor in (1, 2, 10) if first % divisor == 0]

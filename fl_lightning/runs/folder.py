@@ -39,14 +39,10 @@ IDENTITY = "identity.json"
 Keep = Literal["none", "last", "all"]
 """Checkpoints that stay when a run of a grid is complete."""
 
-OWN_CHECKPOINTS: Mapping[Keep, Sequence[str]] = {
-    "none": ("best*.ckpt", "client*.ckpt", "last*.ckpt"),
-    "last": ("best*.ckpt", "client*.ckpt"),
-    "all": (),
-}
-"""Patterns of the files that do not stay. Those of the user's own callbacks have other names."""
-
 LAST = "last.ckpt"
+
+OF_BEST_ROUND = ("best.ckpt", "best-on-test.ckpt", "client.ckpt", "client-best.ckpt", "client-best-on-test.ckpt")
+"""Names of the checkpoints of a run besides the last one."""
 
 
 def stem_of(configs: Sequence[str | Path]) -> str:
@@ -305,7 +301,8 @@ def find_checkpoint(asked: str, parent: Path, config: Mapping[str, Any], allowed
         raise FileNotFoundError(
             f"--ckpt_path {asked} needs a run in {parent} with {CHECKPOINTS}/{asked}*.ckpt, or another checkpoint that "
             f"its {INDEX} names, and there is none; "
-            f"leave --ckpt_path out to start a new run, or give the checkpoint's file"
+            f"leave --ckpt_path out to start a new run, or give the checkpoint's file (compare and reproduce keep "
+            f"checkpoints of complete runs with --keep_checkpoints)"
         )
     settings = flat(config)
     found = of_same_settings(candidates, settings)
@@ -374,16 +371,18 @@ def drop_checkpoints(run: Path, keep: Keep) -> None:
 
     Args:
         run: Folder of the run.
-        keep: What stays: nothing, the last round's checkpoint, with which more rounds continue the run, or all.
+        keep: What stays: nothing, the last round's checkpoint, with which more rounds continue the run, or all. All
+            stay if no checkpoint tells the identity of the run.
     """
-    if keep == "all":
-        return
     identity = identity_of(run)
-    if keep == "none" and identity:
+    if keep == "all" or not identity:
+        return
+    names = [*OF_BEST_ROUND]
+    if keep == "none":
         write_file(run / IDENTITY, json.dumps(identity, indent=1) + "\n")
-    for pattern in OWN_CHECKPOINTS[keep]:
-        for path in (run / CHECKPOINTS).glob(pattern):
-            path.unlink()
+        names.append(LAST)
+    for name in names:
+        (run / CHECKPOINTS / name).unlink(missing_ok=True)
     # What the clients keep between rounds is a part of the checkpoints.
     left = sorted((run / CHECKPOINTS).glob("*.ckpt"))
     if left:

@@ -33,7 +33,7 @@ from fl_lightning.papers import Series
 from fl_lightning.papers.stored import RUN
 from fl_lightning.reports.result_tables import Table, TableCell
 from fl_lightning.reports.saved import Group, SavedRun, data_differences, find_runs, grouped, read_run
-from fl_lightning.runs.folder import identity_of
+from fl_lightning.runs.folder import drop_checkpoints, identity_of
 from tests.commands import cell_files, refusal, say
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -887,3 +887,28 @@ def test_a_run_that_was_stopped_keeps_all(base, here, monkeypatch):
     assert say(f"{ONE_METHOD} --keep_checkpoints none").code == 0
     assert checkpoint_names(cell_files("out", "FedAvg-seed0").run) == []
     assert Path("out/results.md").is_file()
+
+
+def test_checkpoints_of_the_user_stay(base, here):
+    assert say(f"{ONE_METHOD} --keep_checkpoints all").code == 0
+    run = cell_files("out", "FedAvg-seed0").run
+    for name in ("best-of-mine", "client-3", "last-v1"):
+        (run / f"checkpoints/{name}.ckpt").write_bytes(b"")
+    (run / "checkpoints/last.ckpt").rename(run / "checkpoints/last.kept")
+    drop_checkpoints(run, "last")
+    assert checkpoint_names(run) == ["best-of-mine", "client-3", "last-v1", "last.kept"]
+    drop_checkpoints(run, "none")  # no checkpoint tells which run it is
+    assert not (run / "identity.json").exists()
+
+
+def test_a_run_with_a_checkpoint_callback_of_the_user_keeps_all(base, here):
+    callback = "--trainer.callbacks+ ModelCheckpoint --trainer.callbacks.save_last true"
+    assert say(f"{ONE_METHOD} {callback}").code == 0
+    assert "last" in checkpoint_names(cell_files("out", "FedAvg-seed0").run)
+
+
+def test_a_complete_run_that_is_continued_keeps_its_last_checkpoint(base, here):
+    assert say(f"{ONE_METHOD} --keep_checkpoints last").code == 0
+    assert say(f"{ONE_METHOD} --trainer.max_epochs 5").code == 0
+    run = cell_files("out", "FedAvg-seed0").run
+    assert (run.name, checkpoint_names(run)) == ("0", ["last"])
