@@ -160,3 +160,21 @@ def test_the_site_builds_without_a_warning(tmp_path):
     assert "Trains with the loss L + (mu/2)" in prox
     assert "<svg viewBox" in prox
     assert "fl-lightning fit -c experiment/digits_fedprox" in re.sub("<[^>]+>", "", prox)
+
+
+def test_the_settings_of_the_site_are_what_mkdocs_reads():
+    """A line in the wrong place makes a list of a setting, and the site is not built by the tests."""
+    settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    assert settings["validation"]["nav"] == {"omitted_files": "warn"}
+    titles = [next(iter(entry)) for entry in settings["nav"]]
+    assert titles[:9] == [
+        "Begin",
+        "My module",
+        "Compare",
+        "Methods",
+        "Measure",
+        "Personalise",
+        "Private",
+        "Deploy",
+        "Extend",
+    ]
