@@ -176,14 +176,14 @@ USERS: dict[str, list[Task]] = {
         Task(
             "See the arguments of a method",
             ["fl-lightning fit --model.client.help FedNTD"],
-            shown="weight of the distillation",
+            shown="--model.client.beta",
         ),
         Task(
             "Write a method and train it", ["fl-lightning new method FedLS", f"fl-lightning fit -c fedls.yaml {SHORT}"]
         ),
         Task(
             "Write a monitor and run its test",
-            ["fl-lightning new monitor LossSpread", "python -m pytest -q -p no:cacheprovider test_loss_spread.py"],
+            ["fl-lightning new monitor LossSpread", "python -m pytest -q -p no:cacheprovider test_lossspread.py"],
             pages=["contributing"],
         ),
     ],

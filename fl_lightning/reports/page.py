@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from fl_lightning.reports.curves import Curves
@@ -22,6 +21,7 @@ from fl_lightning.utils.files import write_file
 from fl_lightning.utils.text import printable
 
 if TYPE_CHECKING:
+    from jinja2 import Environment
     from matplotlib.figure import Figure
 
 
@@ -134,6 +134,8 @@ def write_page(path: Path, page: Page) -> None:
         path: The file.
         page: The report.
     """
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # noqa: PLC0415 - a fit writes no page
+
     charts = Charts()
     sections = []
     for section in page.sections:
@@ -166,7 +168,7 @@ def without_controls(value: Any) -> Any:
     return value
 
 
-def source_of(environment: Environment, name: str) -> Markup:
+def source_of(environment: "Environment", name: str) -> Markup:
     """Return the content of a file beside the template."""
     assert environment.loader is not None
     text, _, _ = environment.loader.get_source(environment, name)
