@@ -9,6 +9,21 @@ import numpy as np
 import torch
 
 
+def keyed_number(seed: int, purpose: str, round_idx: int, *, client_id: int, num_bytes: int) -> int:
+    """Return the number that a draw is keyed by.
+
+    Args:
+        seed: Seed of the run.
+        purpose: What is drawn.
+        round_idx: Index of the round. −1 is a draw of no round.
+        client_id: Number of the client, from 0. −1 is a draw of no client.
+        num_bytes: Length of the number in bytes.
+    """
+    key = f"{seed}/{purpose}/{round_idx}/{client_id}"
+    digest = blake2b(key.encode(), digest_size=num_bytes).digest()
+    return int.from_bytes(digest, "little")
+
+
 def keyed_seed(seed: int, purpose: str, round_idx: int = -1, client_id: int = -1) -> int:
     """Make a 63-bit seed for one purpose, the same for equal keys on every machine.
 
@@ -21,9 +36,7 @@ def keyed_seed(seed: int, purpose: str, round_idx: int = -1, client_id: int = -1
     >>> keyed_seed(0, "batches", 3, 1) == keyed_seed(0, "batches", 3, 1) != keyed_seed(0, "batches", 3, 2)
     True
     """
-    key = f"{seed}/{purpose}/{round_idx}/{client_id}"
-    digest = blake2b(key.encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
+    return keyed_number(seed, purpose, round_idx, client_id=client_id, num_bytes=8) >> 1
 
 
 def keyed_generator(seed: int, purpose: str, round_idx: int = -1, client_id: int = -1) -> torch.Generator:
@@ -75,9 +88,8 @@ def keyed_noise(seed: int, purpose: str, round_idx: int = -1, client_id: int = -
     >>> first == again
     False
     """
-    key = f"{seed}/{purpose}/{round_idx}/{client_id}"
-    digest = blake2b(key.encode(), digest_size=16).digest()
-    philox = np.random.Philox(key=int.from_bytes(digest, "little"))
+    key = keyed_number(seed, purpose, round_idx, client_id=client_id, num_bytes=16)
+    philox = np.random.Philox(key=key)
     return np.random.Generator(philox)
 
 
