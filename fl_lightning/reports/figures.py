@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from matplotlib.image import AxesImage
 
 Numbers = NDArray[np.float64]
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Okabe and Ito's palette: told apart by colour-blind readers."""
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F3C8D")
+"""Okabe and Ito's palette, told apart by colour-blind readers, with a purple in place of its yellow."""
 STYLES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 GREY = "#d9d9d9"

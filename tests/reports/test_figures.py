@@ -11,6 +11,7 @@ from fl_lightning.reports.figures import (
     plot_partition,
     save,
 )
+from fl_lightning.reports.live import color_of
 from fl_lightning.reports.page import drawn
 
 COUNTS = np.array([[100, 3], [0, 41]])
@@ -46,3 +47,7 @@ def test_classes_without_names_have_plain_numbers_in_pictures():
         assert {"0", "1"} <= {*texts}
         assert "00" not in texts
     assert "01" in [tick.get_text() for tick in plot_bubbles(COUNTS, ["01", "x"]).axes[0].get_yticklabels()]
+
+
+def test_every_method_of_a_figure_has_a_color_of_its_own():
+    assert len({color_of(number) for number in range(MOST_METHODS)}) == MOST_METHODS
