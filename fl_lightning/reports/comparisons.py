@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fl_lightning.reports import figures
+from fl_lightning.reports.curves import WIDEST_OF_TWO, WIDTH
 from fl_lightning.reports.figures import Numbers
 from fl_lightning.utils.text import drawable
 
@@ -15,14 +16,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WIDTH = 4.7
-"""Width of a figure in inches, at which a phone shows letters in a readable size."""
-
 MOST_SEPARATED = 40
 """Largest number of classes with a name and with a line between neighbors."""
-
-WIDEST_OF_TWO = 24
-"""Largest number of characters of names that stand in two columns of a legend."""
 
 PLATE = {"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.85}
 """Background of a number on a bar."""

@@ -4,10 +4,8 @@ from collections.abc import Sequence
 
 from fl_lightning.reports.comparison_tables import digits
 from fl_lightning.reports.result_tables import Table, TableCell
-from fl_lightning.reports.results import bytes_by_round, mean_of, runs_of
+from fl_lightning.reports.results import MEGABYTE, bytes_by_round, mean_of, runs_of
 from fl_lightning.reports.saved import Group, SavedRun
-
-MEGABYTE = 1e6
 
 OF_A_ROUND: dict[str, tuple[str, float]] = {
     "comm/bytes_down": ("to the clients, MB a round", MEGABYTE),

@@ -22,6 +22,7 @@ from fl_lightning.reports.curves import Band, Curves, Panel, plot_curves
 from fl_lightning.reports.facts import unique
 from fl_lightning.reports.page import Picture
 from fl_lightning.reports.results import (
+    MEGABYTE,
     bytes_by_round,
     direction_in,
     known_metrics,
@@ -43,8 +44,6 @@ MOST_PANELS = 24
 
 LONGEST_STEM = 100
 """Largest number of characters of a key in the name of its figure's file."""
-
-MEGABYTE = 1e6
 
 COSTS = ("comm/", "cost/")
 """Beginnings of the keys that the table of costs has."""

@@ -273,7 +273,7 @@ def text_at(band: Band, index: int) -> str:
 
 
 def numbered(item: Any) -> Any:
-    """Number the ids in a plot from 1, so that the same curves have the same bytes in every page."""
+    """Number the ids in a plot from 0, so that the same curves have the same bytes in every page."""
     numbers: dict[str, str] = {}
 
     def renamed(found: re.Match[str]) -> str:

@@ -61,11 +61,13 @@ class Cost(NamedTuple):
 BYTES = ("comm/bytes_down", "comm/bytes_up", "comm/bytes_sets")
 """Log keys of all bytes that are moved. The sets that every client receives once count in the round that logs them."""
 
+MEGABYTE = 1e6
+
 COSTS: dict[str, Cost] = {
-    "bytes": Cost("MB a round", BYTES, 1e6),
+    "bytes": Cost("MB a round", BYTES, MEGABYTE),
     "steps": Cost("local steps a round", ("cost/steps",)),
     "seconds": Cost("seconds a round", ("cost/seconds",)),
-    "memory": Cost("memory, MB", ("cost/memory",), 1e6),
+    "memory": Cost("memory, MB", ("cost/memory",), MEGABYTE),
 }
 MEASURED = frozenset({"steps", "seconds", "memory"})
 """Those that a run knows with a `CostMonitor` only."""
