@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from fl_lightning.reports.curve_pictures import MOST_METHODS
 from fl_lightning.reports.figures import (
     plot_accuracy,
     plot_bubbles,
