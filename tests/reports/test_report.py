@@ -125,6 +125,15 @@ def test_runs_with_different_data_stand_in_columns_of_their_own(tmp_path):
     assert "2 clients or 9 clients" in facts_of(groups)
 
 
+def test_a_reference_with_all_samples_at_one_place_is_compared_with_the_others(tmp_path):
+    for number, pooled in enumerate((False, True)):
+        config = settings("FedAvg", 0)
+        config["data"]["pooled"] = pooled
+        write_run(tmp_path / str(number), [0.1, 0.2], config)
+    groups = grouped(map(read_run, find_runs([tmp_path])))
+    assert [(group.row, group.case) for group in groups] == [("pooled=False", ""), ("pooled=True", "")]
+
+
 def test_data_that_differ_with_equal_settings_are_no_comparison(tmp_path):
     """A checkpoint tells it, such as by the digest of the labels."""
     groups = []
@@ -134,7 +143,8 @@ def test_data_that_differ_with_equal_settings_are_no_comparison(tmp_path):
     text = write_report(groups, tmp_path / "out").read_text("utf-8")
     assert "runs differ in their data or cohorts" in text
     assert "data.labels (1, 2)" in text
-    assert "mean of last five" not in text
+    assert "Final values" not in pages.headings(text)
+    assert "Tables of each metric" not in text
 
 
 def test_the_title_names_the_first_of_many_methods(tmp_path):
