@@ -778,7 +778,7 @@ def names(groups: Sequence[Sequence[SavedRun]]) -> list[GroupName]:
     table = differing([group[0].settings for group in groups])
     shared = [name for name, values in table.items() if "" not in values]
     top = [name for name in shared if not any(name != other and below(name, other) for other in shared)]
-    of_data = [name for name in top if makes_case(name)]
+    of_data = [name for name in top if is_data(name)]
     if are_names([group[0].name for group in groups]):
         cases = [name_by_settings(of_data, table, index).case for index in range(len(groups))]
         return [name_in_experiment(group[0], case) for group, case in zip(groups, cases, strict=True)]
@@ -819,16 +819,8 @@ def name_by_settings(chosen: Sequence[str], table: Mapping[str, Sequence[str]], 
     for name in dict.fromkeys(chosen):
         text = short(name, table[name][index])
         if text:
-            (of_case if makes_case(name) else of_method).append(text)
+            (of_case if is_data(name) else of_method).append(text)
     return GroupName(", ".join(of_method), case=", ".join(of_case))
-
-
-def makes_case(name: str) -> bool:
-    """Return True for a setting of the data, in which runs differ that are not compared with each other.
-
-    A reference that has all samples at one place is compared with the others.
-    """
-    return is_data(name) and name != POOLED
 
 
 def are_names(texts: Sequence[str]) -> bool:
