@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from fl_lightning.functional.accuracy import class_weighted_accuracy
-from fl_lightning.functional.classes import in_local, out_local
+from fl_lightning.functional.classes import in_local, out_local, shown_names
 from fl_lightning.functional.forgetting import forgetting_degree
 from fl_lightning.metrics.history import BY_CLASS
-from fl_lightning.papers.drawing import Drawing, Drawn, Series, by_name, last_file, unique
+from fl_lightning.papers.drawing import Drawing, Drawn, Series, by_name, labels_of, last_file, unique
 from fl_lightning.papers.panels import draw_maps, finish, name_rounds, panels
 from fl_lightning.reports.figures import COLOURS, MARKERS, Numbers, draw_line
 from fl_lightning.reports.saved import Counts, SavedRun
@@ -140,11 +140,12 @@ class LocalProgress(Drawing):
     def draw(self, series: Sequence[Series]) -> Drawn:
         figure, axes = panels(["accuracy (%)"], ["in-local", "out-local"], width=3.0, sharey="all")
         changes: dict[str, float] = {}
-        for number, runs in enumerate(series):
+        labels = labels_of(series)
+        for number, (label, runs) in enumerate(zip(labels, series, strict=True)):
             for place, (side, curve) in zip(axes[0], local_curves(runs.run).items(), strict=True):
                 mean = curve.mean(1)
-                draw_line(place, number, x=range(len(curve)), mean=mean, std=curve.std(1, ddof=1), label=runs.name)
-                changes[f"{runs.name} {side}"] = float(mean[-1] - mean[0])
+                draw_line(place, number, x=range(len(curve)), mean=mean, std=curve.std(1, ddof=1), label=label)
+                changes[f"{label} {side}"] = float(mean[-1] - mean[0])
         finish(figure, axes, "local epochs done")
         text = by_name(changes, "{:+.1f}")
         return Drawn(figure, f"Change within one local training, in points, mean over the clients: {text}.")
@@ -166,16 +167,16 @@ class DegreeMap(Drawing):
         maps: dict[str, Numbers] = {}
         names: list[str] = []
         means: list[str] = []
-        for runs in series:
+        for label, runs in zip(labels_of(series), series, strict=True):
             counts = counts_of(runs.run)
             _, degree = degrees(ClientAccuracies(runs.run), self.client)
             held = counts.table[self.client]
-            names = [f"{name} (n = {count:.0f})" for name, count in zip(counts.names, held, strict=True)]
-            maps[runs.name] = degree.T
+            names = [f"{name} (n = {count:.0f})" for name, count in zip(shown_names(counts.names), held, strict=True)]
+            maps[label] = degree.T
             is_dominant = held >= held.sum() / (2 * len(held))
             dominant = mean_known(degree[:, is_dominant])
             others = mean_known(degree[:, ~is_dominant])
-            means.append(f"{runs.name}: {dominant:.2f} of the dominant classes, {others:.2f} of the others")
+            means.append(f"{label}: {dominant:.2f} of the dominant classes, {others:.2f} of the others")
         figure = draw_maps(
             maps,
             xlabel="round",
@@ -218,7 +219,7 @@ class OneClass(Drawing):
             rows.append("samples of the class")
         figure, axes = panels(rows, cases, width=3.2, height=2.0, sharey="none")
         means: dict[str, float] = {}
-        for runs in series:
+        for label, runs in zip(labels_of(series), series, strict=True):
             accuracies = ClientAccuracies(runs.run)
             class_idx = self.classes.get(runs.case, self.classes.get("", 0))
             rounds, degree = degrees(accuracies, self.client)
@@ -235,7 +236,7 @@ class OneClass(Drawing):
             column[0].set_ylim(LEAST_OF_AXES, 1.1)
             if self.count:
                 column[-1].set_ylim(bottom=0)
-            means[f"{runs.name} (class {accuracies.names[class_idx]})"] = mean_known(degree[:, class_idx])
+            means[f"{label} (class {shown_names(accuracies.names)[class_idx]})"] = mean_known(degree[:, class_idx])
         name_rounds(axes, [int(round_idx) for round_idx in rounds])
         finish(figure, axes)
         return Drawn(figure, f"Client {self.client}. Mean τ over the rounds: {by_name(means, '{:.2f}')}.")
@@ -250,9 +251,10 @@ class DistanceScatter(Drawing):
     """
 
     def draw(self, series: Sequence[Series]) -> Drawn:
-        figure, axes = panels(["weight divergence ‖w − w_k‖₁"], [runs.name for runs in series], width=3.0)
+        labels = labels_of(series)
+        figure, axes = panels(["weight divergence ‖w − w_k‖₁"], labels, width=3.0)
         strengths: dict[str, float] = {}
-        for i, (place, runs) in enumerate(zip(axes[0], series, strict=True)):
+        for i, (place, label, runs) in enumerate(zip(axes[0], labels, series, strict=True)):
             table = runs.run.columns(last_file(runs.run, "drift.csv", "DriftMonitor").name)
             distance = table["distribution_distance"]
             divergence = table["weight_divergence"]
@@ -267,7 +269,7 @@ class DistanceScatter(Drawing):
                 alpha=0.08 + 0.72 * rounds[known] / max(1.0, rounds.max()),
                 linewidths=0,
             )
-            strengths[runs.name] = float(np.corrcoef(distance[known], divergence[known])[0, 1])
+            strengths[label] = float(np.corrcoef(distance[known], divergence[known])[0, 1])
         finish(figure, axes, "distribution distance ‖Ã_G − p_k‖₁")
         return Drawn(figure, f"Pearson's r over all rounds and clients: {by_name(strengths, '{:.2f}')}.")
 
@@ -298,7 +300,7 @@ class ClassBars(Drawing):
         )
         changes: dict[str, float] = {}
         aggregates: dict[str, float] = {}
-        for place, runs in zip(axes.ravel(), series, strict=False):
+        for place, label, runs in zip(axes.ravel(), labels_of(series), series, strict=False):
             accuracies = ClientAccuracies(runs.run)
             held = None if self.client is None else counts_of(runs.run).table[self.client]
             first = int(accuracies.rounds.min())
@@ -308,11 +310,11 @@ class ClassBars(Drawing):
             after = trained.mean(0)
             _, _, of_aggregate = runs.group.columns(BY_CLASS)
             self.draw_bars(place, accuracies.names, held=held, values=(before, after, of_aggregate[first]))
-            aggregates[runs.name] = 100 * runs.run.history.curve("global/acc").get(first, np.nan)
-            place.set_title(f"{runs.name}: aggregate {aggregates[runs.name]:.1f} %", fontsize="medium")
+            aggregates[label] = 100 * runs.run.history.curve("global/acc").get(first, np.nan)
+            place.set_title(f"{label}: aggregate {aggregates[label]:.1f} %", fontsize="medium")
             compared = np.ones(len(before), dtype=bool) if held is None else held == 0
             if compared.any():
-                changes[runs.name] = 100 * float((after - before)[compared].mean())
+                changes[label] = 100 * float((after - before)[compared].mean())
         for place in axes.ravel()[len(series) :]:
             place.set_axis_off()
         if self.client is None:
@@ -347,9 +349,9 @@ class ClassBars(Drawing):
                 edgecolor="white",
                 linewidth=0.3,
             )
-        texts = list(names)
+        texts = shown_names(names)
         if held is not None:
-            texts = [f"{name}\n{count:.0f}" for name, count in zip(names, held, strict=True)]
+            texts = [f"{name}\n{count:.0f}" for name, count in zip(texts, held, strict=True)]
         axes.set_xticks(range(len(names)), list(map(drawable, texts)), fontsize=8)
 
 
@@ -364,7 +366,7 @@ class ClassCounts(Drawing):
             xlabel="client",
             ylabel="class",
             value="training samples",
-            row_names=counts_of(shown[0].run).names,
+            row_names=shown_names(counts_of(shown[0].run).names),
             columns=2,
             limits=(0, max(float(table.max()) for table in maps.values())),
             cmap="YlGnBu",
@@ -397,7 +399,7 @@ class LocalShares(Drawing):
             xlabel="client",
             ylabel="class",
             value="share",
-            row_names=counts.names,
+            row_names=shown_names(counts.names),
             limits=(0, 1),
             cmap="YlGnBu",
             width=3.6,
@@ -429,7 +431,7 @@ class PredictedDistributions(Drawing):
             xlabel="client",
             ylabel="class",
             value="share",
-            row_names=names,
+            row_names=shown_names(names),
             limits=(0, 1),
             cmap="YlGnBu",
             width=4.0,

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from fl_lightning.functional.accuracy import prediction_consistency
+from fl_lightning.functional.classes import shown_names
 from fl_lightning.metrics.history import BY_CLASS
 from fl_lightning.papers.drawing import (
     Dimension,
@@ -19,6 +20,7 @@ from fl_lightning.papers.drawing import (
     counted,
     ends,
     factor_of,
+    labels_of,
     unequal_text,
     unique,
 )
@@ -235,22 +237,22 @@ class ClassMaps(Drawing):
         maps: dict[str, Numbers] = {}
         names: list[str] = []
         described: dict[str, float] = {}
-        for runs in shown:
+        for label, runs in zip(labels_of(shown), shown, strict=True):
             _, names, table = counted(runs).group.columns(BY_CLASS)
             if self.normalised:
                 with np.errstate(invalid="ignore"):
                     shares = table / table.sum(1, keepdims=True)
-                maps[runs.name] = shares.T
-                described[runs.name] = 100 * float(np.nanstd(shares, axis=1).mean())
+                maps[label] = shares.T
+                described[label] = 100 * float(np.nanstd(shares, axis=1).mean())
             else:
-                maps[runs.name] = 100 * table.T
-                described[runs.name] = 100 * float(np.abs(np.diff(table, axis=0)).mean())
+                maps[label] = 100 * table.T
+                described[label] = 100 * float(np.abs(np.diff(table, axis=0)).mean())
         figure = draw_maps(
             maps,
             xlabel="round",
             ylabel="class",
             value="share of ΣA" if self.normalised else "accuracy (%)",
-            row_names=names,
+            row_names=shown_names(names),
             columns=len(unique(runs.case for runs in shown)),
             limits=(0.0, 0.3) if self.normalised else (0.0, 100.0),
             width=3.4,

@@ -212,6 +212,24 @@ def unique(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
+def labels_of(series: Sequence[Series]) -> list[str]:
+    """Name each series by that in which the series differ: its method, its case, or both.
+
+    >>> runs = Group("", [])
+    >>> labels_of([Series("FedAvg", "IID", runs), Series("FedAvg", "α = 0.1", runs)])
+    ['IID', 'α = 0.1']
+    >>> labels_of([Series("FedAvg", "IID", runs), Series("FedNTD", "IID", runs)])
+    ['FedAvg', 'FedNTD']
+    """
+    methods = unique(runs.method for runs in series)
+    cases = unique(runs.case for runs in series)
+    if len(methods) == 1 and len(cases) > 1:
+        return [runs.case for runs in series]
+    if len(cases) == 1 and len(methods) > 1:
+        return [runs.method for runs in series]
+    return [runs.name for runs in series]
+
+
 def chosen(series: Sequence[Series], cases: Sequence[str]) -> list[Series]:
     """Select series by case.
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fl_lightning.metrics.history import BY_CLASS
 from fl_lightning.monitors.probe_figures import colour_of, joint_embedding, plot_circles, plot_embedding
-from fl_lightning.papers.drawing import Drawing, Drawn, Series, by_name, chosen, last_file, unique
+from fl_lightning.papers.drawing import Drawing, Drawn, Series, by_name, chosen, labels_of, last_file, unique
 from fl_lightning.papers.panels import panels
 from fl_lightning.reports.figures import draw_line, label_places, new_figure
 from fl_lightning.reports.saved import SavedRun
@@ -42,14 +42,17 @@ class Landscapes(Drawing):
     """
 
     def draw(self, series: Sequence[Series]) -> Drawn:
-        landscapes = {runs.name: last_arrays(runs.run, "landscape-*-global.npz") for runs in series}
+        labels = labels_of(series)
+        landscapes = {}
+        for label, runs in zip(labels, series, strict=True):
+            landscapes[label] = last_arrays(runs.run, "landscape-*-global.npz")
         figure = new_figure(3.0 * (len(landscapes) + 1), 3.0)
         noise, *planes = figure.subplots(1, len(landscapes) + 1)
         draw_noise(noise, landscapes)
         draw_planes(figure, planes, landscapes)
         largest = {name: float(arrays["eigenvalues"][0]) for name, arrays in landscapes.items()}
         noisy = {name: float(arrays["noise_loss"][-1].mean()) for name, arrays in landscapes.items()}
-        sigma = landscapes[series[0].name]["sigmas"][-1]
+        sigma = landscapes[labels[0]]["sigmas"][-1]
         text = f"Largest eigenvalue of the Hessian at the last global model: {by_name(largest, '{:.3g}')}."
         return Drawn(figure, f"{text} Loss with noise of σ = {sigma:g}: {by_name(noisy, '{:.2f}')}.")
 
@@ -111,7 +114,7 @@ class NeuronClasses(Drawing):
         methods = unique(runs.method for runs in series)
         figure, axes = panels([f"{name}: neuron" for name in methods], cases, width=3.4, height=2.4, sharey="all")
         agreed: dict[str, float] = {}
-        for runs in series:
+        for label, runs in zip(labels_of(series), series, strict=True):
             arrays = last_arrays(runs.run, "neurons-*.npz")
             preferred = np.stack([arrays["received"], *arrays["trained"], arrays["aggregate"]], 1)
             _, class_names, _ = runs.group.columns(BY_CLASS)
@@ -126,7 +129,7 @@ class NeuronClasses(Drawing):
                 interpolation="nearest",
             )
             label_places(place.xaxis, ["G", *map(str, arrays["clients"]), "A"], 25)
-            agreed[runs.name] = 100 * float((arrays["trained"] == arrays["received"]).mean())
+            agreed[label] = 100 * float((arrays["trained"] == arrays["received"]).mean())
         for place in axes[-1]:
             place.set_xlabel("global (G), clients, aggregate (A)")
         figure.colorbar(image, ax=axes, label="preferred class", ticks=range(count))

@@ -11,7 +11,7 @@ import pytest
 
 from fl_lightning import papers
 from fl_lightning.papers import Series
-from fl_lightning.papers.drawing import Drawing
+from fl_lightning.papers.drawing import Drawing, labels_of
 from fl_lightning.reports.saved import Group, read_run
 from tests.experiments.test_reproduce import CLASSES, CLIENTS, ROUNDS, made_up  # noqa: F401
 
@@ -112,7 +112,7 @@ def of_degrees(files):
 
 
 def of_one_class(files):
-    return ["1", "02", f"{files.degree(1)[:, 2].mean():.2f}"]
+    return ["1", "2", f"{files.degree(1)[:, 2].mean():.2f}"]
 
 
 def correlation(x, y):
@@ -251,3 +251,27 @@ def test_shares_are_drawn_over_clients_and_classes(made_up):  # noqa: F811
     maps = [axes for axes in figure.axes if axes.images or axes.collections]
     assert maps[0].get_xlabel() == "client"
     assert maps[0].get_ylabel() == "class"
+
+
+@pytest.mark.parametrize(
+    ("pairs", "labels"),
+    [
+        ([("FedAvg", "IID"), ("FedAvg", "α = 0.1")], ["IID", "α = 0.1"]),
+        ([("FedAvg", "IID"), ("FedNTD", "IID")], ["FedAvg", "FedNTD"]),
+        (
+            [("FedAvg", "IID"), ("FedAvg", "α = 0.1"), ("FedNTD", "IID")],
+            ["FedAvg, IID", "FedAvg, α = 0.1", "FedNTD, IID"],
+        ),
+        ([("FedAvg", "IID")], ["FedAvg, IID"]),
+        ([("FedAvg", "")], ["FedAvg"]),
+    ],
+)
+def test_panels_and_captions_are_named_by_what_differs(pairs, labels, made_up):  # noqa: F811
+    group = Group("", [read_run(made_up)])
+    series = [Series(method, case, group) for method, case in pairs]
+    assert labels_of(series) == labels
+    drawn = papers.ClassMaps().draw(series)
+    titles = [axes.get_title() for axes in drawn.content.axes if axes.get_title()]
+    assert titles == labels
+    names = [text.get_text() for text in drawn.content.axes[0].get_yticklabels()]
+    assert names == [str(class_idx) for class_idx in range(CLASSES)]
