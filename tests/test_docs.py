@@ -178,3 +178,20 @@ def test_the_settings_of_the_site_are_what_mkdocs_reads():
         "Deploy",
         "Extend",
     ]
+
+
+def measured_rows() -> list[list[str]]:
+    """Cells of each row in the tables of docs/measured.md: question, main figure, command, machine and date, page."""
+    text = (ROOT / "docs/measured.md").read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if line.startswith("| ") and "](" in line]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+
+
+@pytest.mark.parametrize("row", measured_rows(), ids=lambda row: row[0])
+def test_a_main_figure_stands_on_the_page_that_it_comes_from(row):
+    _, figure, _, when, link = row
+    page = re.search(r"\(([^#)]+)", link)[1]
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    for number in re.findall(r"\d[\d.,]*(?<![.,])", figure):
+        assert re.search(rf"(?<![\d.]){re.escape(number)}(?!\d)", text), number
+    assert "2026" in when or "each table" in when
