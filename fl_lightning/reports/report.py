@@ -128,7 +128,7 @@ def write_report(
         Section("Classes", classes_of(groups, shown)),
         Section("Matrices and curves", metric_pictures_of(drawn_groups)),
         Section("Before and after local training", before_after_of(drawn_groups)),
-        Section("Partition", folded("further partitions", partitions_of(every))),
+        Section("Partition", folded("Further partitions", partitions_of(every))),
         Section("Details", details_of(every, tables, notes)),
     ]
     sections = [section for section in sections if section.parts]
@@ -165,7 +165,7 @@ def folded(what: str, parts: Sequence[Part], *, most: int = MOST_OPEN) -> list[P
     """Fold all parts after the first ones.
 
     Args:
-        what: The others in words.
+        what: The folded parts in words, with a capital letter. Their number is added.
         parts: The parts.
         most: Number of the first ones.
     """
@@ -173,7 +173,7 @@ def folded(what: str, parts: Sequence[Part], *, most: int = MOST_OPEN) -> list[P
     others = parts[most:]
     if not others:
         return first
-    return [*first, Fold(f"{len(others)} {what}", others)]
+    return [*first, Fold(f"{what} ({len(others)})", others)]
 
 
 def left_out_of(groups: Sequence[Group]) -> list[str]:
@@ -201,7 +201,7 @@ def warnings_of(groups: Sequence[Group], notes: Sequence[str]) -> list[Part]:
                 f"{names}."
             )
     sentences += [f"{WARNING}{sentence}." for sentence in left_out_of(groups)]
-    return folded("further notes", sentences)
+    return folded("Further notes", sentences)
 
 
 def by_case(groups: Sequence[Group]) -> dict[str, list[Group]]:
@@ -282,8 +282,7 @@ def curve_parts(shown: Shown, left_out: Sequence[str]) -> list[Part]:
     folded_pictures = further if compared else []
     parts += open_pictures
     parts += curves_over_bytes(shown)
-    if folded_pictures:
-        parts.append(Fold(f"{len(folded_pictures)} further values", folded_pictures))
+    parts += folded("Further values", folded_pictures, most=0)
     if not_drawn:
         parts.append(f"Not drawn, but in metrics.csv: {', '.join(not_drawn)}.")
     return parts if open_pictures else []
@@ -450,8 +449,8 @@ def classes_of(groups: Sequence[Group], shown: Shown) -> list[Part]:
     drawn_groups = distinct(shown.groups)
     most = MOST_OPEN if len(drawn_groups) <= MOST_OPEN else 0
     parts: list[Part] = [*long_tables(scores_of(distinct(groups)), best=shown.methods), *forgotten_classes_of(shown)]
-    parts += folded("maps of the accuracy of each class", class_maps_of(drawn_groups[:MOST_MAPS]), most=most)
-    parts += folded("confusion matrices", confusions_of(drawn_groups[:MOST_MATRICES]), most=most)
+    parts += folded("Maps of the accuracy of each class", class_maps_of(drawn_groups[:MOST_MAPS]), most=most)
+    parts += folded("Confusion matrices", confusions_of(drawn_groups[:MOST_MATRICES]), most=most)
     if parts and len(drawn_groups) > MOST_MATRICES:
         parts.append("Not all groups have such pictures here; classwise.csv and confusion.csv of a run have them.")
     return parts
