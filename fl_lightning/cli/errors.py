@@ -9,7 +9,7 @@ from pytorch_lightning.cli import LightningCLI
 
 from fl_lightning.cli import classes
 from fl_lightning.cli.class_errors import class_not_named, import_path, no_class
-from fl_lightning.cli.suggestions import meant
+from fl_lightning.cli.meant_options import meant
 from fl_lightning.cli.yaml_keys import not_yaml
 from fl_lightning.utils.renamed import instead_of
 from fl_lightning.utils.suggestions import suggestion

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from fl_lightning.cli.errors import PROG
+from fl_lightning.cli.meant_options import OF_FIT
 from fl_lightning.cli.parser import CommandParser
-from fl_lightning.cli.suggestions import OF_FIT
 from fl_lightning.experiments.cell import Cell
 from fl_lightning.experiments.cells import Cells, Request
 from fl_lightning.experiments.composing import Held, short_name

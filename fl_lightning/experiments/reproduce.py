@@ -7,8 +7,8 @@ from typing import Any
 
 from fl_lightning.cli.configs import title
 from fl_lightning.cli.errors import PROG
+from fl_lightning.cli.meant_options import OF_FIT
 from fl_lightning.cli.parser import CommandParser
-from fl_lightning.cli.suggestions import OF_FIT
 from fl_lightning.experiments import experiment_files as files
 from fl_lightning.experiments.cells import Cells, Request
 from fl_lightning.experiments.experiment import Experiment, check_seeds

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fl_lightning.cli.suggestions import OF_FIT, candidates
+from fl_lightning.cli.meant_options import OF_FIT, candidates
 
 
 @pytest.mark.parametrize("options", [OF_FIT, OF_FIT[::-1]])
