@@ -1,5 +1,7 @@
 """The check of plain style: what it finds, what it leaves, its exceptions and its list."""
 
+from pathlib import Path
+
 import pytest
 
 from tools import style
@@ -77,8 +79,17 @@ def test_files_are_named_with_line_and_remedy(tmp_path, capsys):
     assert style.main([str(file)]) == 0
 
 
-def test_the_list_names_files_that_exist(tmp_path, monkeypatch):
+def test_patterns_name_files_that_exist(tmp_path, monkeypatch):
     monkeypatch.setattr(style, "ROOT", tmp_path)
-    (tmp_path / "pyproject.toml").write_text('[tool.style]\nrewritten = ["gone/*.py"]\n')
+    (tmp_path / "pyproject.toml").write_text('[tool.style]\nplain = ["gone/*.py"]\nnot_yet = []\n')
     with pytest.raises(ValueError, match=r"must name files, got 'gone/\*\.py'"):
-        style.rewritten()
+        style.plain_files()
+
+
+def test_every_file_but_the_tests_themselves_is_kept_plain():
+    root = Path(style.__file__).resolve().parents[1]
+    folders = ("bench", "examples", "fl_lightning", "tests", "tools")
+    files = {path for folder in folders for path in (root / folder).rglob("*.py")}
+    tests = {path for path in files if path.name.startswith("test_")}
+    assert files - tests <= set(style.plain_files())
+    assert not tests & set(style.plain_files())

@@ -1,7 +1,8 @@
 """Finds seven dense constructs that have a plainer form: `python -m tools.style [FILE …]`.
 
-Without files it reads those of the list `rewritten` in `[tool.style]` of pyproject.toml, which `make lint` keeps free
-of them. `--list` prints that list. A comment `style: ok, REASON` on one of its lines makes a construct an exception.
+Without files it reads those that `plain` names in `[tool.style]` of pyproject.toml, except those of `not_yet`.
+`make lint` keeps them free of such constructs. `--list` prints their names. A comment `style: ok, REASON` on one of
+its lines makes a construct an exception.
 """
 
 import ast
@@ -36,20 +37,29 @@ SEQUENCES = (ast.Tuple, ast.List)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
-def rewritten() -> list[Path]:
-    """Return the files of the list, sorted.
+def plain_files() -> list[Path]:
+    """Return the files that are kept plain, sorted.
 
     Raises:
-        ValueError: An entry of the list names no file.
+        ValueError: A pattern names no file.
     """
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["style"]
+    return sorted(files_of(settings["plain"]) - files_of(settings["not_yet"]))
+
+
+def files_of(patterns: list[str]) -> set[Path]:
+    """Return the files that patterns name.
+
+    Raises:
+        ValueError: A pattern names no file.
+    """
     files = set[Path]()
-    for pattern in settings["tool"]["style"]["rewritten"]:
+    for pattern in patterns:
         found = set(ROOT.glob(pattern))
         if not found:
-            raise ValueError(f"[tool.style] rewritten must name files, got {pattern!r}; remove it")
+            raise ValueError(f"[tool.style] must name files, got {pattern!r}; remove it")
         files |= found
-    return sorted(files)
+    return files
 
 
 def findings(source: str) -> list[tuple[int, str]]:
@@ -169,10 +179,10 @@ def _is_truth(node: ast.expr) -> bool:
 def main(arguments: list[str]) -> int:
     """Print the findings of the named files, or of the list, and return the exit code."""
     if arguments == ["--list"]:
-        for path in rewritten():
+        for path in plain_files():
             print(path.relative_to(ROOT))
         return 0
-    paths = [Path(argument) for argument in arguments] or rewritten()
+    paths = [Path(argument) for argument in arguments] or plain_files()
     clean = True
     for path in paths:
         for line, problem in findings(path.read_text(encoding="utf-8")):
