@@ -1,7 +1,9 @@
 """The table that answers a comparison: a row for each method, the final value of each metric, and each setting."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
+from typing import NamedTuple
 
 from fl_lightning.metrics.keys import SCOPES, is_in_percent, scope_of, unknown_direction
 from fl_lightning.reports.comparison_tables import (
@@ -15,6 +17,9 @@ from fl_lightning.reports.comparison_tables import (
 )
 from fl_lightning.reports.result_tables import Span, Table, TableCell
 from fl_lightning.reports.results import COSTS, INTRANSIGENCE, Comparison
+
+NO_VALUE = TableCell("–")
+"""Cell of a row that has no value in a column."""
 
 FINAL = "final"
 """Name of the column of final values."""
@@ -41,6 +46,22 @@ BEGINNINGS = {"global": "test split", "val": "validation", "test": "test", "loca
 """Words for the beginning of a log key, where two metrics of a table would have the same heading."""
 
 
+class Block(NamedTuple):
+    """Holds the columns of one setting: the metrics, and intransigence where it is measured.
+
+    Attributes:
+        case: The setting, empty if there is only one.
+        columns: Cells of each column, by heading and by row.
+    """
+
+    case: str
+    columns: dict[str, dict[str, TableCell]]
+
+    def cells(self, row: str, headings: Iterable[str]) -> list[TableCell]:
+        """Return the cells of a row below some headings, a dash where the row has none."""
+        return [self.columns.get(heading, {}).get(row, NO_VALUE) for heading in headings]
+
+
 def summary_table(cases: Mapping[str, Sequence[Comparison]], *, methods: Iterable[str] = ()) -> Table:
     """Lay the final values of all metrics and settings out in one table, the best means of each column marked.
 
@@ -51,32 +72,51 @@ def summary_table(cases: Mapping[str, Sequence[Comparison]], *, methods: Iterabl
             if there is only one.
         methods: Names of the rows, in their order. Empty: they are those of the comparisons.
     """
-    known = {case: list(comparisons) for case, comparisons in cases.items() if comparisons}
-    every = list(chain.from_iterable(known.values()))
-    rows = list(dict.fromkeys([*methods, *chain.from_iterable(comparison.results for comparison in every)]))
-    blocks = {case: columns_of(comparisons) for case, comparisons in known.items()}
-    headings = {case: column_headings(comparisons) for case, comparisons in known.items()}
-    note = note_of_summary(every)
+    every = list(chain.from_iterable(cases.values()))
+    compared = chain.from_iterable(comparison.results for comparison in every)
+    rows = list(dict.fromkeys([*methods, *compared]))
+    blocks = [block_of(case, comparisons) for case, comparisons in cases.items() if comparisons]
+    num_columns = sum(len(block.columns) for block in blocks)
+    if len(blocks) == 1 or num_columns <= MOST_COLUMNS:
+        table = beside_each_other(blocks, rows)
+    else:
+        table = below_each_other(blocks, rows)
     title = title_of(every)
-    if len(known) == 1 or sum(map(len, blocks.values())) <= MOST_COLUMNS:
-        spans = [Span(case, len(blocks[case])) for case in known] if len(known) > 1 else []
-        lines = [[TableCell(row), *chain.from_iterable(cells_of(blocks[case], row) for case in known)] for row in rows]
-        header = ["method", *chain.from_iterable(headings.values())]
-        return Table(with_case(title, known), header=header, rows=lines, note=note, spans=spans, label="results")
-    names = list(dict.fromkeys(chain.from_iterable(headings.values())))
-    lines = []
-    for case in known:
-        lines.append([TableCell(case)])
-        for row in rows:
-            by_name = dict(zip(headings[case], cells_of(blocks[case], row), strict=True))
-            lines.append([TableCell(row), *(by_name.get(name, TableCell("–")) for name in names)])
-    return Table(title, header=["method", *names], rows=lines, note=note, label="results")
+    if len(blocks) == 1 and blocks[0].case:
+        title = f"{title}; {blocks[0].case}"
+    return replace(table, title=title, note=note_of_summary(every), label="results")
 
 
-def with_case(title: str, cases: Mapping[str, Sequence[Comparison]]) -> str:
-    """Add the only setting to a title."""
-    only = next(iter(cases)) if len(cases) == 1 else ""
-    return f"{title}; {only}" if only else title
+def beside_each_other(blocks: Sequence[Block], rows: Sequence[str]) -> Table:
+    """Lay the settings out as groups of columns, with a heading above each if there are several."""
+    header = ["method"]
+    for block in blocks:
+        header += block.columns
+    lines: list[list[TableCell]] = []
+    for row in rows:
+        line = [TableCell(row)]
+        for block in blocks:
+            line += block.cells(row, block.columns)
+        lines.append(line)
+    spans = [Span(block.case, len(block.columns)) for block in blocks] if len(blocks) > 1 else []
+    return Table("", header=header, rows=lines, spans=spans)
+
+
+def below_each_other(blocks: Sequence[Block], rows: Sequence[str]) -> Table:
+    """Lay the settings out below each other, with a heading above the rows of each."""
+    headings = list(dict.fromkeys(chain.from_iterable(block.columns for block in blocks)))
+    lines: list[list[TableCell]] = []
+    for block in blocks:
+        lines.append([TableCell(block.case)])
+        lines += [[TableCell(row), *block.cells(row, headings)] for row in rows]
+    return Table("", header=["method", *headings], rows=lines)
+
+
+def block_of(case: str, comparisons: Sequence[Comparison]) -> Block:
+    """Write the columns of one setting."""
+    columns = [column_cells(comparison, FINAL) for comparison in comparisons]
+    columns += [column_cells(comparison, INTRANSIGENCE) for comparison in measured_in(comparisons)]
+    return Block(case, columns=dict(zip(column_headings(comparisons), columns, strict=True)))
 
 
 def title_of(comparisons: Sequence[Comparison]) -> str:
@@ -86,19 +126,8 @@ def title_of(comparisons: Sequence[Comparison]) -> str:
         counts |= seed_counts(comparison)
     if max(counts, default=0) <= 1:
         return "Final values"
-    return f"Final values, mean ± sample standard deviation over {' or '.join(map(str, sorted(counts)))} seeds"
-
-
-def columns_of(comparisons: Sequence[Comparison]) -> list[dict[str, TableCell]]:
-    """Write the columns of one setting, by the label of the row: the metrics, and intransigence if it is measured."""
-    columns = [column_cells(comparison, FINAL) for comparison in comparisons]
-    columns += [column_cells(comparison, INTRANSIGENCE) for comparison in measured_in(comparisons)]
-    return columns
-
-
-def cells_of(columns: Sequence[Mapping[str, TableCell]], row: str) -> list[TableCell]:
-    """Return the cells of a row, a dash where it has none."""
-    return [column.get(row, TableCell("–")) for column in columns]
+    seeds = " or ".join(str(count) for count in sorted(counts))
+    return f"Final values, mean ± sample standard deviation over {seeds} seeds"
 
 
 def measured_in(comparisons: Sequence[Comparison]) -> list[Comparison]:
@@ -112,9 +141,9 @@ def column_headings(comparisons: Sequence[Comparison]) -> list[str]:
     headings = []
     for comparison, name in zip(comparisons, words, strict=True):
         beginning, _, _ = comparison.key.partition("/")
-        if words.count(name) > 1:
-            name = f"{name} ({BEGINNINGS.get(beginning, beginning)})"  # noqa: PLW2901
-        headings.append(f"{name}, %" if is_in_percent(comparison.unit) else name)
+        split = f" ({BEGINNINGS.get(beginning, beginning)})" if words.count(name) > 1 else ""
+        unit = ", %" if is_in_percent(comparison.unit) else ""
+        headings.append(f"{name}{split}{unit}")
     measured = measured_in(comparisons)
     for comparison in measured:
         name = heading(comparison, INTRANSIGENCE)
@@ -170,7 +199,8 @@ def costs_table(cases: Mapping[str, Sequence[Comparison]]) -> Table | None:
         if len(first) > 1:
             lines.append([TableCell(case)])
         columns = [column_cells(comparison, name) for name in names]
-        lines += [[TableCell(row), *cells_of(columns, row)] for row in comparison.results]
+        for row in comparison.results:
+            lines.append([TableCell(row), *(column.get(row, NO_VALUE) for column in columns)])
     baseline = next(iter(first.values())).baseline
     return Table(
         title="Costs",
