@@ -239,19 +239,22 @@ def evaluate(run: Path, words: list[str], data: Any) -> None:
         words: Options of the cell's commands.
         data: Data module of the run.
     """
-    with suppress(ValueError):
+    try:
         data.split("test")
-        values: dict[str, float] = {}
-        for kind, suffix in (("last", ""), ("best", "_best")):
-            path = checkpoint_of(run, kind)
-            if path is None:
-                continue
-            tested = command(["test", *words, "--ckpt_path", str(path)], [])
-            for key, value in tested.trainer.callback_metrics.items():
-                if key.startswith("test/"):
-                    values[f"{key}{suffix}"] = float(value)
-            values[f"round{suffix}"] = float(tested.model.recorder.trained_rounds - 1)
-        write_json(run / TEST, values)
+    except ValueError:
+        # There is no test split.
+        return
+    values: dict[str, float] = {}
+    for kind, suffix in (("last", ""), ("best", "_best")):
+        path = checkpoint_of(run, kind)
+        if path is None:
+            continue
+        tested = command(["test", *words, "--ckpt_path", str(path)], [])
+        for key, value in tested.trainer.callback_metrics.items():
+            if key.startswith("test/"):
+                values[f"{key}{suffix}"] = float(value)
+        values[f"round{suffix}"] = float(tested.model.recorder.trained_rounds - 1)
+    write_json(run / TEST, values)
 
 
 def command(words: list[str], callbacks: list[Callback]) -> FederatedCLI:

@@ -692,6 +692,46 @@ def test_with_a_validation_split_the_last_and_the_best_model_are_tested(base, he
     assert "global/acc" not in metrics
 
 
+FAILS_IN_TESTS = """
+from torch.nn import functional as F
+
+from fl_lightning.nets import Perceptron
+from pytorch_lightning import LightningModule
+import torch
+
+
+class FailsInTests(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = Perceptron(num_classes=10, input_shape=(1, 8, 8), hidden=(4,))
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return F.cross_entropy(self.net(x), y)
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val/ce", self.training_step(batch, batch_idx))
+
+    def test_step(self, batch, batch_idx):
+        raise ValueError("the label is unknown")
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+"""
+
+
+def test_a_run_whose_test_fails_has_failed(base, here, monkeypatch):
+    Path("fails_in_tests.py").write_text(FAILS_IN_TESTS, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    own = yaml.safe_load(BASE)
+    own["model"]["client"] = {"class_path": "fails_in_tests.FailsInTests"}
+    own["data"]["val_fraction"] = 0.2
+    (base / "base.yaml").write_text(yaml.safe_dump(own), encoding="utf-8")
+    sentence = refusal("compare -c base.yaml --methods FedAvg --seeds 0 --output out --processes 0", 1)
+    assert "the label is unknown" in sentence
+    assert cell_files("out", "FedAvg-seed0").done is None
+
+
 # --- composition, without runs ----------------------------------------------------------------------
 
 
