@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import pytest_collection_modifyitems
 from tests.first_cases import LONG_TESTS, first_cases
-from tools.long_tests import long_tests
+from tools.long_tests import load_or_measure, long_tests
 
 ROOT = Path(__file__).parents[1]
 
@@ -73,6 +73,27 @@ def test_the_longest_tests_are_listed_until_the_others_fit(monkeypatch):
     assert long_tests(seconds, budget=12.25) == ["a", "c"]
     assert long_tests(seconds, budget=12.5) == ["c"]
     assert long_tests(seconds, budget=99.0) == []
+
+
+def test_a_folder_stores_the_seconds_of_a_whole_run_for_the_next_call(tmp_path, monkeypatch):
+    runs = []
+
+    def measure(folder):
+        runs.append(folder)
+        (folder / "1.tsv").write_text("0.5\tb.py::test_b\n2.0\ta.py::test_a[1]\n", encoding="utf-8")
+        if len(runs) == 1:
+            raise RuntimeError("a test failed")
+
+    monkeypatch.setattr("tools.long_tests.measure", measure)
+    folder = tmp_path / "times"
+    with pytest.raises(RuntimeError):
+        load_or_measure(folder)
+    seconds = load_or_measure(folder)
+    assert seconds == {"b.py::test_b": 0.5, "a.py::test_a[1]": 2.0}
+    assert load_or_measure(folder) == seconds
+    assert len(runs) == 2
+    load_or_measure(None)
+    assert len(runs) == 3
 
 
 def test_the_long_tests_exist():
