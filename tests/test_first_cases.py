@@ -1,5 +1,7 @@
 """The short suite, which `make test` runs."""
 
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -7,10 +9,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.conftest import pytest_collection_modifyitems
-from tests.first_cases import LONG_TESTS, first_cases
+from tests.first_cases import LONG_TESTS, first_cases, killers
 from tools.long_tests import load_or_measure, long_tests
 
 ROOT = Path(__file__).parents[1]
+KILLERS = killers()
 
 
 class Case(NamedTuple):
@@ -113,3 +116,14 @@ def test_the_option_says_which_cases_run(cases, count):
     pytest_collection_modifyitems(config, items)
     assert len(items) == count
     assert len(items) + len(config.left_out) == len(TESTS)
+
+
+@pytest.mark.slow
+def test_the_cases_that_end_a_fault_exist():
+    """A case with another name is no longer kept, and nobody is told."""
+    names = sorted(name for name in KILLERS if "::" in name)
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-n", "0", "-p", "no:cacheprovider", *names]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    lines = (done.stdout + done.stderr).splitlines()
+    assert [line for line in lines if line.startswith("ERROR: not found")] == []
+    assert any(line.startswith("tests/") for line in lines)
