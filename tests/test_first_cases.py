@@ -1,5 +1,6 @@
 """The short suite, which `make test` runs."""
 
+import os
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -61,6 +62,24 @@ def test_the_first_case_of_each_test_is_kept():
     kept, left_out = first_cases(TESTS)
     assert [TESTS.index(case) for case in kept] == [0, 2, 4, 6]
     assert [TESTS.index(case) for case in left_out] == [1, 3, 5]
+
+
+def test_the_first_case_that_is_not_slow_is_kept(tmp_path):
+    """With the slow one as its first case the test would have none."""
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
+    (tmp_path / "conftest.py").write_text(
+        "from tests.conftest import pytest_addoption, pytest_collection_modifyitems\n"
+    )
+    (tmp_path / "test_sums.py").write_text(
+        "import pytest\n"
+        "@pytest.mark.parametrize('size', [pytest.param(1, marks=pytest.mark.slow), 2, 3])\n"
+        "def test_sums(size): pass\n"
+    )
+    options = ["--collect-only", "-q", "-p", "no:cacheprovider", "-m", "not slow", "--cases", "first"]
+    command = [sys.executable, "-m", "pytest", *options]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert [line for line in done.stdout.splitlines() if "::" in line] == ["test_sums.py::test_sums[2]"]
 
 
 def test_cases_that_end_a_fault_are_kept(monkeypatch):
