@@ -240,11 +240,13 @@ def print_parts(name: str, milliseconds: dict[str, dict[str, float]]) -> None:
         milliseconds: Milliseconds of each part by variant. All have the same parts.
     """
     variants = list(milliseconds.values())
-    print_line("\n" + f"{name}, ms a round".ljust(36), [f"{variant:>18}" for variant in milliseconds])
+    # Names with a number of threads are longer than the others.
+    width = max(18, 2 + max(len(variant) for variant in milliseconds))
+    print_line("\n" + f"{name}, ms a round".ljust(36), [f"{variant:>{width}}" for variant in milliseconds])
     for part in variants[0]:
         if any(by_part[part] for by_part in variants):
-            print_line(f"{part:36}", [f"{by_part[part]:18.2f}" for by_part in variants])
-    print_line(f"{'all':36}", [f"{sum(by_part.values()):18.2f}" for by_part in variants])
+            print_line(f"{part:36}", [f"{by_part[part]:{width}.2f}" for by_part in variants])
+    print_line(f"{'all':36}", [f"{sum(by_part.values()):{width}.2f}" for by_part in variants])
 
 
 def print_line(name: str, cells: Iterable[str]) -> None:
@@ -270,6 +272,11 @@ PARTS: dict[str, Callable[[Namespace, Path], None]] = {
 
 
 def parse(arguments: Sequence[str] | None) -> Namespace:
+    """Read the command line.
+
+    Raises:
+        SystemExit: The arguments are wrong.
+    """
     parser = ArgumentParser(prog="python -m bench", description="Seconds per round against a bare PyTorch loop.")
     parser.add_argument("--workload", action="append", help=f"one of {', '.join(WORKLOADS)}; default: all")
     parser.add_argument("--variant", action="append", choices=VARIANTS, help="default: all")

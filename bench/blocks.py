@@ -239,10 +239,10 @@ def in_one_process(work: Workload, variants: list[str]) -> dict[str, list[Block]
     return in_turn(runs, work.repeats, work.seconds)
 
 
-def turns(most: int, seconds: float) -> Iterator[int]:
-    """Yield the numbers of turns: at most `most` of them, as many as are done within `seconds`, and at least one."""
+def turns(max_turns: int, seconds: float) -> Iterator[int]:
+    """Yield the numbers of turns: at most `max_turns`, as many as are done within `seconds`, and at least one."""
     begin = time.perf_counter()
-    for turn in range(most):
+    for turn in range(max_turns):
         yield turn
         spent = time.perf_counter() - begin
         if spent + spent / (turn + 1) > seconds:

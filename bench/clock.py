@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 
 from bench.blocks import quiet, turns
 from bench.federated import BARE, clients_data, fit
+from bench.tables import Row
 from bench.workloads import CLASSES, WORKLOADS
 from fl_lightning import FederatedLoop
 
@@ -88,7 +89,7 @@ def seconds(scheduler: Scheduler | None, interval: str, rounds: int = ROUNDS) ->
     return median(times[1 : 1 + measured]), median(times[-measured:])
 
 
-def measure(repeats: int, time: float) -> Iterator[tuple[str, *tuple[float, ...]]]:
+def measure(repeats: int, time: float) -> Iterator[Row]:
     """Yield a row for each schedule under `COLUMNS`: medians over turns.
 
     Args:

@@ -299,7 +299,7 @@ def rows_of(case: Case, deadline: float) -> Iterator[list[str]]:
     number = case.work.cohort_size
     steps = number * case.steps
     flop = flop_of_step(case)
-    most = limit(case)
+    limit_of_device = limit(case)
     base = math.nan
     for variant, measure in variants(case).items():
         if time.monotonic() > deadline:
@@ -319,7 +319,7 @@ def rows_of(case: Case, deadline: float) -> Iterator[list[str]]:
             found.syncs,
             found.launches / steps,
             speed / 1e12,
-            speed / most,
+            speed / limit_of_device,
         )
         cells = [f"{value:.6g}" for value in values]
         yield [named, case.precision, variant, str(number), *cells]

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from bench.blocks import quartiles, turns
+from bench.tables import Row
 from bench.workloads import WORKLOADS as ALL
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def seconds_of_rounds(workload: str, way: Way, folder: str | None = None) -> lis
     return [float(text) for text in last_line.split()]
 
 
-def measure(workload: str, repeats: int, seconds: float) -> list[tuple[str, *tuple[float, ...]]]:
+def measure(workload: str, repeats: int, seconds: float) -> list[Row]:
     """Measure the ways of a workload.
 
     Args:
@@ -105,7 +106,7 @@ def measure(workload: str, repeats: int, seconds: float) -> list[tuple[str, *tup
         for way in ways:
             taken[way] += seconds_of_rounds(workload, way)
     in_one_process = taken[ways[0]]
-    rows: list[tuple[str, *tuple[float, ...]]] = []
+    rows: list[Row] = []
     for way, own in taken.items():
         speedups = [base / mine for base, mine in zip(in_one_process, own, strict=True)]
         low, middle, high = quartiles(speedups)

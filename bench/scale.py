@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import torch
 
+from bench.tables import Row
 from bench.workloads import CLASSES, WORKLOADS
 
 CLIENTS = (100, 1_000, 10_000, 100_000)
@@ -45,9 +46,7 @@ class Scale(NamedTuple):
     checkpoint_mb: float
 
 
-def measure(
-    clients: tuple[int, ...] = CLIENTS, rounds: int = ROUNDS, repeats: int = 1
-) -> Iterator[tuple[str, *tuple[float, ...]]]:
+def measure(clients: tuple[int, ...] = CLIENTS, rounds: int = ROUNDS, repeats: int = 1) -> Iterator[Row]:
     """Yield rows under `COLUMNS`: medians over runs. The ratio is to the smallest federation, run just before.
 
     Args:

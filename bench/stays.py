@@ -15,6 +15,7 @@ from torchvision.models import resnet18
 
 from bench.blocks import quiet, turns
 from bench.federated import BARE, fit
+from bench.tables import Row
 from bench.workloads import CLASSES
 from fl_lightning import FederatedDataModule, FederatedLoop
 from fl_lightning.data import FixedPartition
@@ -78,7 +79,7 @@ def seconds(steps: int, module: LightningModule, *, federated: bool, batch: int 
     return median(rounds) / (CLIENTS * steps)
 
 
-def measure(repeats: int, time: float) -> Iterator[tuple[str, *tuple[float, ...]]]:
+def measure(repeats: int, time: float) -> Iterator[Row]:
     """Yield rows under `COLUMNS`: medians over turns.
 
     Args:

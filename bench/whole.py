@@ -53,19 +53,19 @@ def run_all(
         A sentence for each part that failed or was not done in its time.
     """
     begin = time.monotonic()
-    left = dict(SHARES if parts is None else parts)
+    remaining = dict(SHARES if parts is None else parts)
     undone: list[str] = []
-    for name in list(left):
-        arguments, usual = left.pop(name)
+    for name in list(remaining):
+        arguments, usual = remaining.pop(name)
         rest = begin + seconds - time.monotonic()
-        later = sum(share for _, share in left.values())
+        later = sum(share for _, share in remaining.values())
         # Seconds that earlier parts leave over are shared out.
         given = min(longest, rest * usual / (usual + later))
         # The parts after this one can do with fewer turns.
-        most = max(given, min(longest, rest - later / 2))
-        print(f"\n--- {name}: turns for {given:.0f} s, ended after {most:.0f} s", flush=True)
+        limit = max(given, min(longest, rest - later / 2))
+        print(f"\n--- {name}: turns for {given:.0f} s, ended after {limit:.0f} s", flush=True)
         started = time.monotonic()
-        problem = run_part(arguments, given, most)
+        problem = run_part(arguments, seconds=given, limit=limit)
         print(f"--- {name}: took {time.monotonic() - started:.0f} s", flush=True)
         if problem:
             sentence = f"{name}: {problem}; rows that are missing above stay as they were"
@@ -76,13 +76,13 @@ def run_all(
     return undone
 
 
-def run_part(arguments: Sequence[str], seconds: float, most: float) -> str:
+def run_part(arguments: Sequence[str], *, seconds: float, limit: float) -> str:
     """Run `python -m bench` for a part.
 
     Args:
         arguments: Arguments of the part.
         seconds: Seconds for its turns and its start.
-        most: Seconds after which the part is ended, with its own processes.
+        limit: Seconds after which the part is ended, with its own processes.
 
     Returns:
         The words for what went wrong. Empty: nothing did.
@@ -90,9 +90,9 @@ def run_part(arguments: Sequence[str], seconds: float, most: float) -> str:
     command = [sys.executable, "-m", "bench", *arguments, "--seconds", f"{SHARE * seconds:.0f}"]
     with subprocess.Popen(command, start_new_session=True) as process:
         try:
-            code = process.wait(most)
+            code = process.wait(limit)
         except subprocess.TimeoutExpired:
-            return f"not done within {most:.0f} s"
+            return f"not done within {limit:.0f} s"
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Which tests the short suite takes: the first case of each, and the cases that end a fault of the package.
+"""Chooses the tests of the short suite: the first case of each, and the cases that end a fault of the package.
 
 `tests/long_tests.txt` lists the tests whose first case takes too long for it; `python -m tools.long_tests` renews it.
 """

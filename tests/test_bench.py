@@ -24,7 +24,7 @@ from bench import (
     ways,
     whole,
 )
-from bench.__main__ import COLUMNS, main, parse
+from bench.__main__ import COLUMNS, main, parse, print_parts, with_threads
 from bench.blocks import quartiles, run_block, turns
 from bench.methods import METHODS, seconds_per_client
 from bench.monitors import MONITORS, seconds
@@ -91,6 +91,15 @@ def test_the_cost_of_a_monitor_is_timed(name):
     own, rest = seconds(name, "tiny")
     assert own > 0
     assert rest > 0
+
+
+def test_columns_of_parts_are_below_their_variants(capsys):
+    of_part = {"evaluation": 0.5, "guard": 0.0}
+    print_parts("tiny", with_threads({"train-cohort": of_part, "all": of_part, "rank 0 of 2": of_part}, 2))
+    head, *lines = capsys.readouterr().out.splitlines()[1:]
+    assert [line.split() for line in lines] == [["evaluation", "0.50", "0.50"], ["all", "0.50", "0.50"]]
+    ends = [head.index(name) + len(name) for name in ("train-cohort, 2 threads", "  all, 2 threads")]
+    assert all([line[end - 4 : end] for end in ends] == ["0.50", "0.50"] for line in lines)
 
 
 def test_turns_end_with_the_time_and_give_one_at_least():

@@ -20,6 +20,7 @@ def test_each_step_makes_what_the_makefile_has():
 
 
 def test_ci_makes_the_same():
-    ci = (ROOT / ".ci/run").read_text(encoding="utf-8")
-    for target in ("lint", "test", "smoke", "test-oldest", "test-newest"):
-        assert re.search(rf"^make .*\b{target}\b", ci, flags=re.MULTILINE), target
+    lines = (ROOT / ".ci/run").read_text(encoding="utf-8").splitlines()
+    words = " ".join(line for line in lines if line.startswith("make ")).split()
+    made = [word for word in words if word != "make" and "=" not in word]
+    assert made == ["lint", "test", "smoke", "test-oldest", "test-newest"]

@@ -53,7 +53,7 @@ def stages(run: Run) -> torch.Tensor:
     return table
 
 
-def missing(run: Run, reference: Run) -> float:
+def intransigence_of(run: Run, reference: Run) -> float:
     """Return a run's intransigence against a cumulative run of the same seed, in percent."""
     first = torch.arange(NUM_TASKS)
     best = stages(reference).diagonal()
@@ -98,7 +98,7 @@ def cells(method: str, runs: Runs) -> list[str]:
         theirs = [final(runs[BASELINE][seed], "acc_tasks") for seed in seeds]
         made[GAIN] = difference(ours, theirs)
     if method != REFERENCE:
-        made["intransigence"] = spread([missing(of_row[seed], runs[REFERENCE][seed]) for seed in seeds])
+        made["intransigence"] = spread([intransigence_of(of_row[seed], runs[REFERENCE][seed]) for seed in seeds])
     return [made.get(column, "–") for column in COLUMNS]
 
 

@@ -1,10 +1,11 @@
 """Measures the tests, and lists in `tests/long_tests.txt` those whose first case has no place in the short suite.
 
 python -m tools.long_tests             runs all cases of the tests, which takes half an hour on two cores
-python -m tools.long_tests FOLDER      takes what an earlier call has measured in the folder
+python -m tools.long_tests FOLDER      stores the seconds in the folder, or takes those that an earlier call has stored
 """
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -69,27 +70,38 @@ def long_tests(seconds: Mapping[str, float], budget: float) -> list[str]:
         seconds: CPU seconds of each case, those of a test in their order.
         budget: CPU seconds that the suite may take.
     """
-    left = budget - sum(seconds.get(name, 0.0) for name in killers())
+    remaining = budget - sum(seconds.get(name, 0.0) for name in killers())
     first: dict[str, float] = {}
     for name, value in seconds.items():
         if name not in killers():
             first.setdefault(function_of(name), value)
     listed: list[str] = []
     for test in sorted(first, key=lambda test: first[test]):
-        left -= first[test]
-        if left < 0:
+        remaining -= first[test]
+        if remaining < 0:
             listed.append(test)
     return sorted(listed)
 
 
+def load_or_measure(folder: Path | None) -> dict[str, float]:
+    """Return the CPU seconds of each case, and run the cases unless an earlier call has stored the seconds.
+
+    Args:
+        folder: Folder that stores the seconds of a whole run. None stores nothing.
+    """
+    if folder is not None and any(folder.glob("*.tsv")):
+        return read_seconds(folder)
+    with tempfile.TemporaryDirectory() as temporary:
+        measure(Path(temporary))
+        if folder is not None:
+            shutil.copytree(temporary, folder, dirs_exist_ok=True)
+        return read_seconds(Path(temporary))
+
+
 def main() -> None:
     """Write the list."""
-    if len(sys.argv) > 1:
-        seconds = read_seconds(Path(sys.argv[1]))
-    else:
-        with tempfile.TemporaryDirectory() as folder:
-            measure(Path(folder))
-            seconds = read_seconds(Path(folder))
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else None
+    seconds = load_or_measure(folder)
     listed = long_tests(seconds, BUDGET)
     LONG_TESTS.write_text("\n".join(listed) + "\n", encoding="utf-8")
     print(f"{len(listed)} of {len(set(map(function_of, seconds)))} tests are long: {LONG_TESTS}")

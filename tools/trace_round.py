@@ -156,7 +156,7 @@ def used_once(calls: list[tuple[str, str]]) -> list[str]:
             elif isinstance(node, ast.Attribute):
                 used[node.attr] += 1
     found = {(file, name.rpartition(":")[0].rpartition(".")[2]) for file, name in calls}
-    return sorted(f"{file} {name}" for file, name in found if defined[name] == 1 == used[name])
+    return sorted(f"{file} {name}" for file, name in found if defined[name] == used[name] == 1)
 
 
 def imports(path: Path, root: str) -> set[str]:

@@ -90,7 +90,7 @@ def section(name: str, experiment: Experiment, drawn: Mapping[str, PaperTable]) 
         remarks = path.with_suffix(".md")
         if remarks.is_file():
             parts.append(remarks.read_text(encoding="utf-8"))
-    return [*parts, *left(experiment, {(each.case, each.method): each for each in series})]
+    return [*parts, *not_run(experiment, {(each.case, each.method): each for each in series})]
 
 
 def markdown_of(drawing: PaperTable, series: Sequence[Series], title: str) -> list[str]:
@@ -195,7 +195,7 @@ class Remaining:
         return f"- {case or 'all'}: {'; '.join(self.methods)}{cost(self.hours, self.seed_counts)}"
 
 
-def left(experiment: Experiment, series: Mapping[tuple[str, str], Series]) -> list[str]:
+def not_run(experiment: Experiment, series: Mapping[tuple[str, str], Series]) -> list[str]:
     """List the cells, seeds and later rounds that were not run, with their cost. The table has those that failed.
 
     Args:

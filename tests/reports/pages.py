@@ -17,12 +17,12 @@ def headings(page: str) -> list[str]:
 
 def chart_items(page: str) -> dict:
     """Return what the page's charts are drawn from, by the id of the place."""
-    found = re.search(r'<script type="application/json" id="charts">(.*?)</script>', page, re.DOTALL)
-    return json.loads(found[1]) if found else {}
+    (text,) = re.findall(r'<script type="application/json" id="charts">(.*?)</script>', page, re.DOTALL)
+    return json.loads(text)
 
 
 def curves(page: str) -> list[dict[str, tuple[list[float], list[float]]]]:
-    """Return the lines of each chart by the name of the method: places and values."""
+    """Return the lines of each chart by the name of the method: places and values. A page has at least one chart."""
     charts = []
     for item in chart_items(page).values():
         (root,) = item["doc"]["roots"]
@@ -33,6 +33,7 @@ def curves(page: str) -> list[dict[str, tuple[list[float], list[float]]]]:
                 columns = dict(attributes["data_source"]["attributes"]["data"]["entries"])
                 lines[attributes["name"]] = (columns["x"], columns["y"])
         charts.append(lines)
+    assert charts, "two pages without charts would be equal"
     return charts
 
 

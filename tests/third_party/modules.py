@@ -1,4 +1,4 @@
-"""Modules that nobody of this project wrote, and modules as the documents of other packages have them: unchanged.
+"""Modules of other packages, unchanged, and modules of the tests that are made of the parts of other packages.
 
 Each function makes a module and a data module, and imports their package.
 """
