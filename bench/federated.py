@@ -18,6 +18,7 @@ from bench.workloads import LAM, Reading, Result, Workload, now, transformer
 from fl_lightning import ClientModule, FederatedDataModule, FederatedLoop
 from fl_lightning.callbacks import RoundProgressBar
 from fl_lightning.data import FixedPartition, TensorSource
+from fl_lightning.data.loaders import evaluation_batch_size
 from fl_lightning.engines.cohort import ignores_module
 from fl_lightning.methods import Ditto, FedAvg, FedRep
 from fl_lightning.nets import Backbone, FedNTDCNN, Perceptron, ResNet
@@ -195,12 +196,13 @@ class Batches(LightningDataModule):
     """Has one batch for training, and as many for evaluation as the package makes of the test samples.
 
     Args:
-        labels: Labels of the test samples.
+        inputs: Inputs of the test samples.
     """
 
-    def __init__(self, labels: Tensor) -> None:
+    def __init__(self, inputs: Tensor) -> None:
         super().__init__()
-        self.evaluated = math.ceil(len(labels) / 1000)
+        batch_size = evaluation_batch_size(torch.device("cpu"), inputs.shape[1:])
+        self.evaluated = math.ceil(len(inputs) / batch_size)
 
     def train_dataloader(self) -> list[int]:
         return [0]
@@ -211,8 +213,8 @@ class Batches(LightningDataModule):
 
 def empty(work: Workload) -> Result:
     """Run the variant `empty`: the rounds of `train` without any client or evaluation. The accuracy is NaN."""
-    _, (_, labels) = work.samples()
-    readings, _ = fit(EmptyRound(), Batches(labels), work.rounds, **BARE)
+    _, (inputs, _) = work.samples()
+    readings, _ = fit(EmptyRound(), Batches(inputs), work.rounds, **BARE)
     return readings, float("nan")
 
 

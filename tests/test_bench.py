@@ -93,6 +93,15 @@ def test_the_cost_of_a_monitor_is_timed(name):
     assert rest > 0
 
 
+@pytest.mark.parametrize(("name", "batches"), [("tiny", 1), ("cnn", 2)])
+def test_an_empty_round_has_as_many_evaluation_batches_as_a_federation(name, batches):
+    work = WORKLOADS[name]
+    _, (inputs, _) = work.samples()
+    data = federated.clients_data(work)
+    data.setup("fit")
+    assert len(federated.Batches(inputs).val_dataloader()) == len(list(data.val_dataloader())) == batches
+
+
 def test_columns_of_parts_are_below_their_variants(capsys):
     of_part = {"evaluation": 0.5, "guard": 0.0}
     print_parts("tiny", with_threads({"train-cohort": of_part, "all": of_part, "rank 0 of 2": of_part}, 2))
