@@ -154,16 +154,22 @@ def without_pictures() -> Iterator[None]:
 
 @pytest.fixture
 def cells_here(monkeypatch):
-    """Run cells one after the other in this process, and return their names without identity, as they begin.
+    """Run cells one after the other in this process, and return their names without identity, as they begin."""
+    return run_cells_here(monkeypatch)
 
-    The commands do not try all settings first, which would take as long as the runs. Tests of that do it.
+
+def run_cells_here(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Let commands run cells one after the other in this process, and return the list of the cells that they begin.
+
+    The names have no identity. The commands do not try all settings first, which would take as long as the runs. Tests
+    of that do it.
     """
     from fl_lightning.experiments import compare, reproduce, running, workers
 
     for command in (compare, reproduce):
         monkeypatch.setattr(command, "check_starts", lambda *_: None)
 
-    begun = []
+    begun: list[str] = []
 
     def noted(cells):
         for files in cells:

@@ -6,10 +6,12 @@ import multiprocessing
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import psutil
@@ -34,7 +36,8 @@ from fl_lightning.papers.stored import RUN
 from fl_lightning.reports.result_tables import Table, TableCell
 from fl_lightning.reports.saved import Group, SavedRun, data_differences, find_runs, grouped, read_run
 from fl_lightning.runs.folder import drop_checkpoints, identity_of
-from tests.commands import cell_files, refusal, say
+from tests.commands import cell_files, empty_pictures, refusal, say
+from tests.conftest import run_cells_here
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = """
@@ -74,8 +77,39 @@ def drawn(base, cells_here):
 @pytest.fixture
 def here(drawn, monkeypatch, without_pictures):
     """The same, without a report, which takes seconds."""
-    monkeypatch.setattr(results, "write_report", lambda groups, folder, **_: folder / "report.html")
+    leave_out_report(monkeypatch)
     return drawn
+
+
+def leave_out_report(monkeypatch):
+    monkeypatch.setattr(results, "write_report", lambda groups, folder, **_: folder / "report.html")
+
+
+class Finished(NamedTuple):
+    """A grid that was run once for all tests that read it: its folder, and its cells as they were begun."""
+
+    folder: Path
+    begun: tuple[str, ...]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "base.yaml").write_text(BASE, encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patched, empty_pictures():
+        patched.chdir(folder)
+        leave_out_report(patched)
+        begun = run_cells_here(patched)
+        said = say(f"compare -c base.yaml {GRID} --output grid")
+        assert said.code == 0, said
+    return Finished(folder / "grid", tuple(begun))
+
+
+@pytest.fixture
+def grid(base, finished):
+    """A copy of the finished grid, as `out` in the working directory."""
+    shutil.copytree(finished.folder, base / "out")
+    return finished
 
 
 def rows(path):
@@ -140,17 +174,8 @@ def ended(process):
     return said
 
 
-@pytest.fixture(scope="module")
-def unbroken(tmp_path_factory):
-    """The folder of a grid that was not disturbed, of two cells at once."""
-    folder = tmp_path_factory.mktemp("unbroken")
-    (folder / "base.yaml").write_text(BASE, encoding="utf-8")
-    assert "[4/4]" in ended(start(folder, "--output", "grid", "--processes", "2"))
-    return folder / "grid"
-
-
 @pytest.mark.slow
-def test_a_grid_that_is_killed_again_and_again_ends_with_the_same_table(base, unbroken):
+def test_a_grid_that_is_killed_again_and_again_ends_with_the_same_table(base, finished):
     """By SIGKILL, at random moments: of its processes nobody is left, and the last start finishes it."""
     moments = sorted(random.sample(range(12), 3))
     for least in moments:
@@ -160,13 +185,13 @@ def test_a_grid_that_is_killed_again_and_again_ends_with_the_same_table(base, un
         killed.communicate()
         assert gone(pids), "a worker must end with the process that started it"
     ended(start(base, "--output", "grid"))
-    assert tables(base / "grid") == tables(unbroken), moments
+    assert tables(base / "grid") == tables(finished.folder), moments
     assert rounds_on_disk(base / "grid") == 12
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_grid_whose_cell_is_killed_ends_with_the_same_table(base, unbroken, processes):
+def test_a_grid_whose_cell_is_killed_ends_with_the_same_table(base, finished, processes):
     """Alone, the cell has failed and is continued by the same command; beside others, it is run again by the grid."""
     disturbed = start(base, "--output", "grid", "--processes", str(processes))
     least = random.randrange(11)
@@ -178,7 +203,7 @@ def test_a_grid_whose_cell_is_killed_ends_with_the_same_table(base, unbroken, pr
         assert "its process ended with signal 9" in said
         assert disturbed.returncode == 1
     ended(start(base, "--output", "grid"))
-    assert tables(base / "grid") == tables(unbroken), least
+    assert tables(base / "grid") == tables(finished.folder), least
     assert rounds_on_disk(base / "grid") == 12
 
 
@@ -195,11 +220,9 @@ def test_a_cell_is_run_by_a_process_of_its_own(base, monkeypatch):
     assert "max_epochs=1` reached" in log.read_text(encoding="utf-8")
 
 
-def test_a_grid_is_run_once_and_its_tables_are_those_of_its_runs(base, here):
-    said = say(f"compare -c base.yaml {GRID} --output out")
-    assert said.code == 0, said
-    assert here == ["FedAvg-seed0", "FedNTD-seed0", "FedAvg-seed1", "FedNTD-seed1"]
-    runs = {name: read_run(cell_files("out", name).run) for name in here}
+def test_a_grid_is_run_once_and_its_tables_are_those_of_its_runs(grid, here):
+    assert grid.begun == ("FedAvg-seed0", "FedNTD-seed0", "FedAvg-seed1", "FedNTD-seed1")
+    runs = {name: read_run(cell_files("out", name).run) for name in grid.begun}
     for row in rows("out/cells.csv"):
         curve = list(runs[f"{row['method']}-seed{row['seed']}"].history.curve(row["metric"]).values())
         assert float(row["final"]) == curve[-1]
@@ -212,11 +235,11 @@ def test_a_grid_is_run_once_and_its_tables_are_those_of_its_runs(base, here):
     assert data("FedAvg-seed0") == data("FedNTD-seed0") != data("FedAvg-seed1") == data("FedNTD-seed1")
     before = tables("out")
     said = say(f"compare -c base.yaml {GRID} --output out")
-    assert (said.code, len(here)) == (0, 4)
+    assert (said.code, here) == (0, [])
     assert "4 of 4 runs in out are done already" in said.out
     assert tables("out") == before
     assert say("compare -c base.yaml --methods FedAvg --seeds 0 --output out --set model.max_local_steps=2").code == 0
-    assert len(here) == 5  # another setting, another cell
+    assert len(here) == 1, "another setting is another cell"
 
 
 def test_its_file_is_an_experiment_that_reproduce_makes_again(base, here):
@@ -375,7 +398,7 @@ def test_an_option_without_its_value_is_named(base, options, sentence):
     assert sentence in refusal(f"compare -c base.yaml {options}", 2)
 
 
-def test_a_metric_that_no_run_has_is_named_after_the_tables_of_the_others(base, here):
+def test_a_metric_that_no_run_has_is_named_after_the_tables_of_the_others(grid, here):
     wrong = "compare -c base.yaml --methods FedAvg --seeds 0 --output out --metrics global/accc global/loss"
     assert "no run has 'global/accc'; the nearest is 'global/acc'" in say(wrong).err
     text = Path("out/results.md").read_text(encoding="utf-8")
@@ -392,9 +415,13 @@ class Stopped(BaseException):
     ("cell", "rounds"),
     [("FedAvg-seed0", 1), *(pytest.param("FedNTD-seed0", n, marks=pytest.mark.slow) for n in (0, 3))],
 )
-def test_a_cell_that_was_stopped_is_continued_and_the_table_is_the_same(base, here, monkeypatch, cell, rounds):
+def test_a_cell_that_was_stopped_is_continued_and_the_table_is_the_same(
+    base, here, finished, monkeypatch, cell, rounds
+):
     grid = "compare -c base.yaml --methods FedAvg FedNTD --seeds 0"
+    shutil.copytree(finished.folder, base / "whole")
     assert say(f"{grid} --output whole").code == 0
+    assert here == []
     tell = RoundCounter.on_train_start if rounds == 0 else RoundCounter.on_train_epoch_end
 
     def stop(self, trainer, module):
@@ -414,8 +441,7 @@ def test_a_cell_that_was_stopped_is_continued_and_the_table_is_the_same(base, he
 
 
 @pytest.mark.slow
-def test_a_cell_is_an_ordinary_run(base, here):
-    say("compare -c base.yaml --methods FedNTD --seeds 1 --output out")
+def test_a_cell_is_an_ordinary_run(grid, here):
     own = "--trainer.enable_progress_bar false --trainer.default_root_dir own"
     files = cell_files("out", "FedNTD-seed1")
     assert say(f"fit -c {files.config} {own}").code == 0
@@ -423,7 +449,7 @@ def test_a_cell_is_an_ordinary_run(base, here):
     assert cell.read_bytes() == fitted.read_bytes()
 
 
-def test_the_report_has_the_tables_and_the_figures(base, drawn, without_pictures):
+def test_the_report_has_the_tables_and_the_figures(grid, drawn, without_pictures):
     assert say("compare -c base.yaml --methods FedAvg FedNTD --seeds 0 --output out").code == 0
     page = Path("out/report.html").read_text(encoding="utf-8")
     assert "<h1>FedAvg and FedNTD on " in page
