@@ -199,7 +199,7 @@ def test_a_grid_whose_cell_is_killed_ends_with_the_same_table(base, finished, pr
     if pids:  # else the grid was faster
         psutil.Process(random.choice(pids)).kill()
     said = disturbed.communicate(timeout=500)[0]
-    if processes == 1 and pids:
+    if processes == 1 and pids and least < 9:  # else the last cell may have ended before the kill
         assert "its process ended with signal 9" in said
         assert disturbed.returncode == 1
     ended(start(base, "--output", "grid"))
