@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from fl_lightning.members.faults import FaultPolicy, NonFiniteUpdateError
     from fl_lightning.utils.life import heartbeat
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "Aggregator",

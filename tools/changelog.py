@@ -23,13 +23,13 @@ def fragments(folder: Path) -> dict[Path, str]:
     """Return the text of each fragment of a folder, sorted by name.
 
     Args:
-        folder: The folder, which holds fragments and nothing else.
+        folder: The folder, which holds fragments and nothing else besides hidden files.
 
     Raises:
         ValueError: A file is no fragment, or has a line that is no part of an entry.
     """
     texts: dict[Path, str] = {}
-    for path in sorted(folder.glob("*")):
+    for path in sorted(folder.glob("[!.]*")):
         if FRAGMENT.fullmatch(path.name) is None:
             raise ValueError(
                 f"a file of changes/ must have a name such as R-plain.changed.md, got {path.name}; "
