@@ -37,7 +37,7 @@ def importance(
 
     Raises:
         ValueError: There is no sample.
-        RuntimeError: torch.func cannot differentiate the loss of a sample.
+        RuntimeError: torch.func cannot differentiate the loss of a sample, or of the batch.
 
     Source:
         Yao and Sun, ICIP 2020, arXiv:2005.12657, Eqs. 1-2 (`abs`), and its code (`tensor`).
@@ -69,7 +69,7 @@ def _gradients(
     """Return the gradient of a batch's mean loss with `tensor`, else those of its `size` samples, (B, ...) by name.
 
     Raises:
-        RuntimeError: torch.func cannot differentiate the loss of a sample.
+        RuntimeError: torch.func cannot differentiate the loss of a sample, or of the batch.
     """
 
     def of_one(state: State, sample: Any) -> Tensor:
@@ -80,10 +80,15 @@ def _gradients(
             return [grad(loss)(params, batch)]
         return list(sample_gradients(of_one, params, batch, at_once=max(1, size)))
     except RuntimeError as error:
+        if kind == "tensor":
+            taken = "the gradient of a batch is"
+            remedy = "change the loss"
+        else:
+            taken = "gradients of single samples are"
+            remedy = "change the loss, or take the gradients of batches (FedCL: importance=tensor, FedCurv: fisher=batch)"
         raise RuntimeError(
-            f"gradients of single samples are taken by torch.func, whose rules the loss must keep (no .item(), no "
-            f"branch on a tensor's value), got: {error}; change the loss, or take the gradients of "
-            f"batches (FedCL: importance=tensor, FedCurv: fisher=batch)"
+            f"{taken} taken by torch.func, whose rules the loss must keep (no .item(), no branch on a tensor's value), "
+            f"got: {error}; {remedy}"
         ) from error
 
 

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import pytest
 import torch
 
 from fl_lightning.client import ClientModule
@@ -28,3 +29,20 @@ def test_batches_are_those_of_the_first_local_epoch_and_samples_are_all():
         found = fisher_information(client, params, local=local, kind=kind, max_samples=5)
         for name, value in expected.items():
             torch.testing.assert_close(found[name], value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "begin", "end"),
+    [
+        ("abs", "gradients of single samples are taken", "FedCurv: fisher=batch)"),
+        ("tensor", "the gradient of a batch is taken", "change the loss"),
+    ],
+)
+def test_a_loss_that_cannot_be_differentiated_is_refused_with_a_remedy_of_its_own(kind, begin, end):
+    def loss(params, batch):
+        return params["w"].sum() * float(params["w"].sum().item())
+
+    with pytest.raises(RuntimeError) as raised:
+        importance(loss, {"w": torch.ones(2)}, [(torch.ones(3, 2), torch.ones(3))], kind)
+    assert str(raised.value).startswith(begin)
+    assert str(raised.value).endswith(end)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fl_lightning.functional.accuracy import (
+    answer_counts,
     class_weighted_accuracy,
     distribution_distance,
     normalised_class_accuracy,
@@ -137,3 +138,9 @@ def test_the_parts_of_the_kl_divergence_sum_to_it_and_act_on_in_and_out_local():
     assert (true + not_true).item() == pytest.approx(kl_divergence(local, teacher).item())
     assert (in_local(counts) * inside).nansum().item() == pytest.approx(true.item())
     assert 4 * (out_local(counts) * outside).nansum().item() == pytest.approx(not_true.item())
+
+
+def test_answers_of_another_number_than_targets_are_refused():
+    """One answer must not be counted for each of several targets."""
+    with pytest.raises(ValueError, match="as many"):
+        answer_counts(torch.tensor([1]), torch.tensor([1, 1, 0]))
