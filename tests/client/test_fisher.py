@@ -31,17 +31,22 @@ def test_batches_are_those_of_the_first_local_epoch_and_samples_are_all():
             torch.testing.assert_close(found[name], value)
 
 
+def loss_with_item(params, batch):
+    return params["w"].sum() * batch[0].sum().item()
+
+
+def loss_of_each_sample(params, batch):
+    return batch[0] @ params["w"]
+
+
 @pytest.mark.parametrize(
-    ("kind", "begin", "end"),
+    ("kind", "loss", "begin", "end"),
     [
-        ("abs", "gradients of single samples are taken", "FedCurv: fisher=batch)"),
-        ("tensor", "the gradient of a batch is taken", "change the loss"),
+        ("abs", loss_with_item, "gradients of single samples are taken", "FedCurv: fisher=batch)"),
+        ("tensor", loss_of_each_sample, "the gradient of a batch is taken", "change the loss"),
     ],
 )
-def test_a_loss_that_cannot_be_differentiated_is_refused_with_a_remedy_of_its_own(kind, begin, end):
-    def loss(params, batch):
-        return params["w"].sum() * float(params["w"].sum().item())
-
+def test_a_loss_that_cannot_be_differentiated_is_refused_with_a_remedy_of_its_own(kind, loss, begin, end):
     with pytest.raises(RuntimeError) as raised:
         importance(loss, {"w": torch.ones(2)}, [(torch.ones(3, 2), torch.ones(3))], kind)
     assert str(raised.value).startswith(begin)
