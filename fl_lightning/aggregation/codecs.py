@@ -117,7 +117,7 @@ class QSGD(Codec):
 
     Args:
         bits: Bits of a number b, from 2 to 8 (int8).
-        bucket: Number of neighbours that share a scale, ≥ 1.
+        bucket: Number of neighbors that share a scale, ≥ 1.
         feedback: Whether there is error feedback.
         down: Whether the weights that go down are coded too, which takes 3 bits or more.
 
@@ -241,7 +241,7 @@ class Sign(Codec):
     """Sends a bit a number: its sign, times the mean magnitude in its bucket.
 
     Args:
-        bucket: Number of neighbours that share a scale, ≥ 1.
+        bucket: Number of neighbors that share a scale, ≥ 1.
         feedback: Whether there is error feedback.
 
     Source:

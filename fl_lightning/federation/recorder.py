@@ -41,7 +41,7 @@ class RoundConfusion(NamedTuple):
 
     @property
     def accuracy(self) -> float:
-        """The share of all samples that is recognised. NaN without samples."""
+        """The share of all samples that is recognized. NaN without samples."""
         hits, samples = answers_and_samples(self.counts).sum(1).tolist()
         return hits / samples if samples else math.nan
 

@@ -1,4 +1,4 @@
-"""FedBN: the layers that normalise stay with the client, everything else is averaged.
+"""FedBN: the layers that normalize stay with the client, everything else is averaged.
 
 Source: Li et al., ICLR 2021, arXiv:2102.07623, Algorithm 1. Server: FedAvg.
 Note: the layers are found by type, not by name: no BatchNorm layer of torchvision's MobileNetV2 has "bn" in its name.

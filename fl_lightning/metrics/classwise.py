@@ -185,7 +185,7 @@ class ClassifierScores(ClassMetric):
     """Measures class-wise accuracies, the accuracy and the mean cross-entropy, in one pass over the logits.
 
     `update` takes `logits` (B, C) and `target` (B,). `compute` gives (C + 2,) float64: A_c (NaN without samples), the
-    share of all samples that is recognised, and the mean cross-entropy in nats.
+    share of all samples that is recognized, and the mean cross-entropy in nats.
 
     Args:
         num_classes: Number C of classes, ≥ 1.

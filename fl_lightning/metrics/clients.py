@@ -114,7 +114,7 @@ class ForgettingDegree(ClassMetric):
 
     Source: FedKA, Eq. 1. `update` takes `global_preds` and `local_preds`, scores (B, C, ...) or classes (B, ...) of the
     received and of the trained model, and `target` (B, ...). `compute` gives (C,) float64 in (−∞, 1], or () with
-    `average="macro"`. If the received model recognises no sample of a class, τ has no meaning and is NaN, unless
+    `average="macro"`. If the received model recognizes no sample of a class, τ has no meaning and is NaN, unless
     `keep_invalid` is set. The mean is over the classes whose τ is a number.
 
     Args:

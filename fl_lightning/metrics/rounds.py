@@ -86,7 +86,7 @@ class PredictionConsistency(_ClassesByRound):
     r"""Measures the prediction consistency $\cos(A^{(t-1)}, A^{(t)})$ of the class-wise accuracies of two rounds.
 
     Source: Lee et al. 2022, arXiv:2106.03097, Fig. 2b. `update` is that of `Forgetting`. `compute` gives () float64 in
-    [0, 1], or (T − 1,) with `reduction="none"`. It is NaN if a round recognises no sample, or there are not two rounds.
+    [0, 1], or (T − 1,) with `reduction="none"`. It is NaN if a round recognizes no sample, or there are not two rounds.
 
     Args:
         num_classes: Number C of classes, ≥ 1.
