@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 
 from fl_lightning.federation.values import Settings
+from fl_lightning.reports.figures import clients_text
 from fl_lightning.reports.results import runs_of
 from fl_lightning.reports.saved import TIMES, Group, SavedRun, client_of, read_columns
 
@@ -74,7 +75,7 @@ def facts_of(groups: Sequence[Group]) -> list[str]:
     """
     runs = runs_of(groups)
     facts = [
-        values_text(runs, clients_text),
+        values_text(runs, num_clients_text),
         partition_text(runs),
         values_text(runs, cohort_text),
         rounds_text(runs),
@@ -95,10 +96,10 @@ def values_text(runs: Sequence[SavedRun], describe: Callable[[Settings], str]) -
     return joined(texts, last="or") if texts else ""
 
 
-def clients_text(settings: Settings) -> str:
-    """Write the number of clients."""
+def num_clients_text(settings: Settings) -> str:
+    """Write the number of clients, empty if it is not known."""
     number = settings.get("data.num_clients")
-    return "" if number is None else f"{number} clients"
+    return "" if number is None else clients_text(number)
 
 
 def cohort_text(settings: Settings) -> str:
@@ -143,6 +144,8 @@ def rounds_text(runs: Sequence[SavedRun]) -> str:
     counts = sorted({run.num_rounds for run in runs})
     if len(counts) > MOST_NAMED:
         return f"{counts[0]} to {counts[-1]} rounds"
+    if counts == [1]:
+        return "1 round"
     return f"{joined([str(count) for count in counts], last='or')} rounds"
 
 

@@ -125,6 +125,13 @@ def test_runs_with_different_data_stand_in_columns_of_their_own(tmp_path):
     assert "2 clients or 9 clients" in facts_of(groups)
 
 
+def test_one_client_and_one_round_are_named_as_one(tmp_path):
+    config = settings("FedAvg", 0)
+    config["data"]["num_clients"] = 1
+    write_run(tmp_path / "0", [0.1], config)
+    assert facts_of(grouped([read_run(tmp_path / "0")]))[:2] == ["1 client", "1 round"]
+
+
 def test_a_reference_with_all_samples_at_one_place_is_compared_with_the_others(tmp_path):
     for number, pooled in enumerate((False, True)):
         config = settings("FedAvg", 0)
