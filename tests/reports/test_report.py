@@ -171,6 +171,23 @@ def test_long_tables_show_the_best_rows_and_fold_all():
     assert long_tables([table], best=[]) == [table]
 
 
+def test_rows_of_long_tables_keep_the_headings_of_their_cases():
+    rows = []
+    for case in ("α=0.1", "α=1"):
+        rows.append([TableCell(case)])
+        rows += [[TableCell(f"m{number}"), TableCell("1")] for number in range(20)]
+    table = Table("Final", ["method", "x"], rows)
+    shown, folded = long_tables([table], best=["m3", "m7"])
+    assert [row[0].text for row in shown.rows] == ["α=0.1", "m3", "m7", "α=1", "m3", "m7"]
+    assert (shown.title, folded.title) == ("Final: 4 of 40 rows", "All 40 rows")
+
+
+def test_a_long_table_of_the_best_methods_stands_once():
+    rows = [[TableCell(f"m{number % 2}"), TableCell("1")] for number in range(40)]
+    table = Table("Final", ["method", "x"], rows)
+    assert long_tables([table], best=["m0", "m1"]) == [table]
+
+
 @pytest.mark.usefixtures("without_pictures")
 def test_names_are_escaped(tmp_path):
     for number, name in enumerate(("<b>", "&")):
