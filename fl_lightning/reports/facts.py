@@ -22,7 +22,7 @@ WITHOUT_MEANING = ("min_samples", "seed")
 """Arguments of partitions that say nothing about how skew the data are."""
 
 
-def unique(texts: Iterable[str]) -> list[str]:
+def distinct_texts(texts: Iterable[str]) -> list[str]:
     """Return texts that are not empty, each once, in their order."""
     return [text for text in dict.fromkeys(texts) if text]
 
@@ -43,13 +43,13 @@ def title_of(groups: Sequence[Group]) -> str:
     Args:
         groups: Groups of runs, at least one.
     """
-    methods = unique(group.row for group in groups)
-    clients = unique(client_of(run) for run in runs_of(groups))
+    methods = distinct_texts(group.row for group in groups)
+    clients = distinct_texts(client_of(run) for run in runs_of(groups))
     if len(methods) > MOST_NAMED and len(clients) == 1:
         methods = [f"{len(methods)} settings of {clients[0]}"]
     elif len(methods) > MOST_NAMED:
         methods = [*methods[: MOST_NAMED - 2], f"{len(methods) - MOST_NAMED + 2} others"]
-    sources = unique(source_of(run) for run in runs_of(groups))
+    sources = distinct_texts(source_of(run) for run in runs_of(groups))
     title = joined(methods)
     if not sources:
         return title
@@ -92,7 +92,7 @@ def values_text(runs: Sequence[SavedRun], describe: Callable[[Settings], str]) -
         runs: The runs.
         describe: Describes the settings of one run. An empty text says nothing.
     """
-    texts = unique(describe(run.settings) for run in runs)
+    texts = distinct_texts(describe(run.settings) for run in runs)
     return joined(texts, last="or") if texts else ""
 
 
@@ -151,7 +151,7 @@ def rounds_text(runs: Sequence[SavedRun]) -> str:
 
 def seeds_text(runs: Sequence[SavedRun]) -> str:
     """Write the seeds of some runs, empty if none is known."""
-    seeds = unique(run.seed for run in runs)
+    seeds = distinct_texts(run.seed for run in runs)
     if not seeds:
         return ""
     if len(seeds) > MOST_NAMED:
