@@ -142,7 +142,8 @@ def made_of(path: Path, drawings: dict[str, dict[str, Drawing]]) -> Experiment:
     content["runs"] = [Runs(**row) for row in content["runs"]]
     if content.get("start"):
         content["start"] = Runs(**content["start"])
-    if content.get("tables"):
+    # An empty mapping asks for the tables with all defaults.
+    if content.get("tables") is not None:
         content["tables"] = Tables(**content["tables"])
     return Experiment(**{**content, **drawings})
 

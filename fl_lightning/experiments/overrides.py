@@ -85,16 +85,17 @@ def parse_settings(given: Sequence[str], option: str) -> dict[str, list[str]]:
     {'model.client.alpha,model.client.beta': ['[1,0.1]', '[10,0.01]']}
     """
     settings: dict[str, list[str]] = {}
+    names: list[str] = []
     for setting in given:
         name, _, values = setting.partition("=")
         parts = [part.strip().removeprefix("--") for part in name.split(",")]
         if not all(parts) or not values:
             raise ValueError(f"{option} must be NAME=VALUE or NAME=VALUE,VALUE, got {setting!r}")
+        names += parts
         key = ",".join(parts)
         settings[key] = split_outside_brackets(values)
         for value in settings[key]:
             values_together(key, value)
-    names = single_names(settings)
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ValueError(f"{option} sets {twice[0]} twice; give each setting once")

@@ -19,7 +19,7 @@ from fl_lightning.metrics.keys import (
     scope_of,
 )
 from fl_lightning.reports.curves import Band, Curves, Panel, plot_curves
-from fl_lightning.reports.facts import unique
+from fl_lightning.reports.facts import distinct_texts
 from fl_lightning.reports.page import Picture
 from fl_lightning.reports.results import (
     MEGABYTE,
@@ -80,7 +80,7 @@ class Shown:
     @property
     def methods(self) -> list[str]:
         """The methods, each once."""
-        return unique(group.row for group in self.groups)
+        return distinct_texts(group.row for group in self.groups)
 
     @property
     def cases(self) -> list[str]:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 
 from fl_lightning.federation.values import Settings
+from fl_lightning.reports.figures import clients_text
 from fl_lightning.reports.results import runs_of
 from fl_lightning.reports.saved import TIMES, Group, SavedRun, client_of, read_columns
 
@@ -21,7 +22,7 @@ WITHOUT_MEANING = ("min_samples", "seed")
 """Arguments of partitions that say nothing about how skew the data are."""
 
 
-def unique(texts: Iterable[str]) -> list[str]:
+def distinct_texts(texts: Iterable[str]) -> list[str]:
     """Return texts that are not empty, each once, in their order."""
     return [text for text in dict.fromkeys(texts) if text]
 
@@ -42,13 +43,13 @@ def title_of(groups: Sequence[Group]) -> str:
     Args:
         groups: Groups of runs, at least one.
     """
-    methods = unique(group.row for group in groups)
-    clients = unique(client_of(run) for run in runs_of(groups))
+    methods = distinct_texts(group.row for group in groups)
+    clients = distinct_texts(client_of(run) for run in runs_of(groups))
     if len(methods) > MOST_NAMED and len(clients) == 1:
         methods = [f"{len(methods)} settings of {clients[0]}"]
     elif len(methods) > MOST_NAMED:
         methods = [*methods[: MOST_NAMED - 2], f"{len(methods) - MOST_NAMED + 2} others"]
-    sources = unique(source_of(run) for run in runs_of(groups))
+    sources = distinct_texts(source_of(run) for run in runs_of(groups))
     title = joined(methods)
     if not sources:
         return title
@@ -74,7 +75,7 @@ def facts_of(groups: Sequence[Group]) -> list[str]:
     """
     runs = runs_of(groups)
     facts = [
-        values_text(runs, clients_text),
+        values_text(runs, num_clients_text),
         partition_text(runs),
         values_text(runs, cohort_text),
         rounds_text(runs),
@@ -91,14 +92,14 @@ def values_text(runs: Sequence[SavedRun], describe: Callable[[Settings], str]) -
         runs: The runs.
         describe: Describes the settings of one run. An empty text says nothing.
     """
-    texts = unique(describe(run.settings) for run in runs)
+    texts = distinct_texts(describe(run.settings) for run in runs)
     return joined(texts, last="or") if texts else ""
 
 
-def clients_text(settings: Settings) -> str:
-    """Write the number of clients."""
+def num_clients_text(settings: Settings) -> str:
+    """Write the number of clients, empty if it is not known."""
     number = settings.get("data.num_clients")
-    return "" if number is None else f"{number} clients"
+    return "" if number is None else clients_text(number)
 
 
 def cohort_text(settings: Settings) -> str:
@@ -143,12 +144,14 @@ def rounds_text(runs: Sequence[SavedRun]) -> str:
     counts = sorted({run.num_rounds for run in runs})
     if len(counts) > MOST_NAMED:
         return f"{counts[0]} to {counts[-1]} rounds"
+    if counts == [1]:
+        return "1 round"
     return f"{joined([str(count) for count in counts], last='or')} rounds"
 
 
 def seeds_text(runs: Sequence[SavedRun]) -> str:
     """Write the seeds of some runs, empty if none is known."""
-    seeds = unique(run.seed for run in runs)
+    seeds = distinct_texts(run.seed for run in runs)
     if not seeds:
         return ""
     if len(seeds) > MOST_NAMED:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -221,10 +222,10 @@ def add_reader(plot: Any, panel: Panel, curves: Curves, lines: Mapping[str, Glyp
         curves: All of the picture.
         lines: The curves in the plot by method.
     """
-    bands = {method: panel.bands[method].thinned() for method in lines}
+    bands = {method: panel.bands[method] for method in lines}
     known: set[float] = set()
     for band in bands.values():
-        known |= {*band.x}
+        known |= {*band.thinned().x}
     places = sorted(known)
     columns: dict[str, list[Any]] = {"x": places, "y": [plot.y_range.start] * len(places)}
     formatters: dict[str, Any] = {}
@@ -250,24 +251,22 @@ def texts_at(places: Sequence[float], band: Band, *, in_steps: bool) -> list[str
     """Write the values of a method at some places: mean ± standard deviation, a dash without a value.
 
     Args:
-        places: The places, ascending.
-        band: The curves of the method.
+        places: The places.
+        band: All points of the curves of the method, whose places are ascending.
         in_steps: Whether a value holds until the next one.
     """
-    by_place = {place: index for index, place in enumerate(band.x)}
+    means = band.mean
+    deviations = np.full(len(means), math.nan) if band.std is None else band.std
     texts: list[str] = []
-    held: int | None = None
     for place in places:
-        index = by_place.get(place, held if in_steps else None)
-        held = index
-        texts.append("–" if index is None else text_at(band, index))
+        index = bisect_right(band.x, place) - 1
+        has_value = index >= 0 and (in_steps or band.x[index] == place)
+        texts.append(mean_text(float(means[index]), float(deviations[index])) if has_value else "–")
     return texts
 
 
-def text_at(band: Band, index: int) -> str:
-    """Write the mean ± the standard deviation at one place."""
-    mean = float(band.mean[index])
-    std = math.nan if band.std is None else float(band.std[index])
+def mean_text(mean: float, std: float) -> str:
+    """Write a mean ± the standard deviation, which is NaN of a single run."""
     write = writer_with(decimals_for([mean], [std]))
     return write(mean) if math.isnan(std) else f"{write(mean)} ± {write(std)}"
 

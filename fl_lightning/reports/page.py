@@ -126,6 +126,9 @@ WARNING = "Note: "
 COORDINATE = re.compile(rb"(?<![\d.])([1-9]\d*\.\d\d)\d+")
 """A number above 1 with more than two decimals."""
 
+TAG = re.compile(rb"<[^>]*>")
+"""A tag of a picture in svg. Texts, such as the numbers at an axis, stand between tags."""
+
 
 def write_page(path: Path, page: Page) -> None:
     """Write a report as one HTML file.
@@ -274,12 +277,14 @@ def saved_picture(picture: SavedPicture) -> dict[str, Any]:
 
 
 def shortened(picture: bytes) -> bytes:
-    """Cut the coordinates of a picture in svg to hundredths of a point, which nobody sees. Scales stay as they are.
+    """Cut the coordinates of a picture in svg to hundredths of a point, which nobody sees.
 
-    >>> shortened(b"M 12.345678 0.015625")
-    b'M 12.34 0.015625'
+    Scales and texts stay as they are.
+
+    >>> shortened(b"<path d='M 12.345678 0.015625'/><text>2.346</text>")
+    b"<path d='M 12.34 0.015625'/><text>2.346</text>"
     """
-    return COORDINATE.sub(rb"\1", picture)
+    return TAG.sub(lambda tag: COORDINATE.sub(rb"\1", tag[0]), picture)
 
 
 def data_url(content: bytes, kind: str) -> str:

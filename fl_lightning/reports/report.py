@@ -37,7 +37,7 @@ from fl_lightning.reports.page import (
     drawn,
     write_page,
 )
-from fl_lightning.reports.result_tables import Table, TableCell
+from fl_lightning.reports.result_tables import Table, TableCell, is_heading
 from fl_lightning.reports.results import Comparison, compare, known_metrics, mean_of, runs_of, unit_in
 from fl_lightning.reports.run_pictures import confusions_of, metric_pictures_of
 from fl_lightning.reports.saved import (
@@ -235,24 +235,50 @@ def comparisons_of(groups: Sequence[Group], *, at_seconds: Sequence[float] = ())
 
 
 def long_tables(tables: Sequence[Table], *, best: Sequence[str]) -> list[Part]:
-    """Fold the rows of long tables, and show those of the best methods.
+    """Fold the rows of long tables, and show the rows of the best methods. Headings of rows do not count as rows.
 
     Args:
         tables: The tables.
-        best: Names of the best methods.
+        best: Names of the best methods. A table that has rows of no other methods is not folded.
     """
     parts: list[Part] = []
     for table in tables:
-        if len(table.rows) <= MOST_ROWS:
+        shortened = replace(table, rows=rows_named(table, best))
+        count = num_rows(table)
+        num_shown = num_rows(shortened)
+        if count <= MOST_ROWS or num_shown == count:
             parts.append(table)
             continue
-        rows = [row for row in table.rows if row[0].text in best]
-        if rows:
-            parts.append(
-                replace(table, title=f"{table.title or 'The best'}: {len(rows)} of {len(table.rows)} rows", rows=rows)
-            )
-        parts.append(Fold(f"All {len(table.rows)} rows", [table]))
+        if num_shown:
+            title = f"{table.title or 'The best'}: {num_shown} of {count} rows"
+            parts.append(replace(shortened, title=title))
+        parts.append(Fold(f"All {count} rows", [table]))
     return parts
+
+
+def num_rows(table: Table) -> int:
+    """Count the rows of a table without the headings of rows."""
+    return sum(1 for row in table.rows if not is_heading(row, table))
+
+
+def rows_named(table: Table, names: Sequence[str]) -> list[Sequence[TableCell]]:
+    """Return the rows of a table that have some names, each below its heading.
+
+    Args:
+        table: The table.
+        names: The names.
+    """
+    rows: list[Sequence[TableCell]] = []
+    heading: Sequence[TableCell] | None = None
+    for row in table.rows:
+        if is_heading(row, table):
+            heading = row
+        elif row[0].text in names:
+            if heading is not None:
+                rows.append(heading)
+                heading = None
+            rows.append(row)
+    return rows
 
 
 def details_of(groups: Sequence[Group], tables: Sequence[Table], notes: Sequence[str]) -> list[Part]:

@@ -702,7 +702,7 @@ def grouped(runs: Iterable[SavedRun]) -> list[Group]:
         members.append(sorted(kept, key=lambda run: [str(seed) for seed in run.seeds]))
         notes.append(tuple(left_out))
     groups: list[Group] = []
-    for name, runs_of_group, why in zip(names(members), members, notes, strict=True):
+    for name, runs_of_group, why in zip(names_of(members), members, notes, strict=True):
         method = name.method or client_of(runs_of_group[0])
         groups.append(Group(name.label, runs=runs_of_group, notes=why, case=name.case, method=method))
     return groups
@@ -770,7 +770,7 @@ class GroupName(NamedTuple):
         return ", ".join(filter(None, self))
 
 
-def names(groups: Sequence[Sequence[SavedRun]]) -> list[GroupName]:
+def names_of(groups: Sequence[Sequence[SavedRun]]) -> list[GroupName]:
     """Name groups as their experiment does, else by the settings that distinguish them, as few as are needed.
 
     Settings of the data make the case.

@@ -97,7 +97,7 @@ def check_not_none(**settings: object) -> None:
     """Refuse a number that is None.
 
     Raises:
-        TypeError: naming the setting.
+        TypeError: A setting is None. The sentence names it.
 
     >>> check_not_none(delay=None)
     Traceback (most recent call last):

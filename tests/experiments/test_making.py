@@ -15,6 +15,7 @@ import pytest
 from fl_lightning.cli.configs import path_of
 from fl_lightning.experiments import making
 from fl_lightning.experiments import run as running
+from fl_lightning.experiments.experiment import Tables
 from fl_lightning.experiments.experiment_files import read_experiment
 from fl_lightning.experiments.progress import CellProgress
 from fl_lightning.papers.stored import RUN
@@ -396,6 +397,13 @@ def test_runs_with_an_open_number_of_rounds_are_counted_as_runs(tmp_path, monkey
     monkeypatch.setattr("fl_lightning.experiments.progress.time.monotonic", lambda: progress.began + 600)
     text = progress.line().partition(" ")[2]
     assert text == "2 of 4 runs, 7 rounds of those under way, about 20 min left"
+
+
+def test_empty_tables_are_those_with_all_defaults(folder):
+    Path("own/table.yaml").write_text(f"{TABLE.lstrip()}tables: {{}}\n", encoding="utf-8")
+    experiment = read_experiment(Path("own/table.yaml"))
+    assert experiment.draw.keys() == {""}
+    assert experiment.tables == Tables()
 
 
 def test_drawings_of_cases_that_are_not_asked_for_are_left_out():

@@ -52,6 +52,7 @@ def test_what_is_no_pair_is_refused(given, sentence):
     assert sentence in refusal(f"compare {GRID} --set {given}", 1)
 
 
-def test_one_setting_stands_in_one_option():
+@pytest.mark.parametrize("first", ["a.alpha,a.beta=[1,2]", "a.beta=2"])
+def test_one_setting_stands_in_one_option(first):
     with pytest.raises(ValueError, match=r"--tune sets a\.beta twice; give each setting once"):
-        parse_settings(["a.alpha,a.beta=[1,2]", "a.beta=3"], "--tune")
+        parse_settings([first, "a.beta=3"], "--tune")

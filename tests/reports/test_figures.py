@@ -1,9 +1,13 @@
 """Figures as people and publishers want them."""
 
+import json
+import re
+
 import numpy as np
 import pytest
 
 from fl_lightning.reports.curve_pictures import MOST_METHODS
+from fl_lightning.reports.curves import Band, Curves, Panel
 from fl_lightning.reports.figures import (
     plot_accuracy,
     plot_bubbles,
@@ -12,7 +16,7 @@ from fl_lightning.reports.figures import (
     plot_partition,
     save,
 )
-from fl_lightning.reports.live import color_of
+from fl_lightning.reports.live import color_of, live_panels, texts_at
 from fl_lightning.reports.page import drawn
 
 COUNTS = np.array([[100, 3], [0, 41]])
@@ -52,3 +56,20 @@ def test_classes_without_names_have_plain_numbers_in_pictures():
 
 def test_every_method_of_a_figure_has_a_color_of_its_own():
     assert len({color_of(number) for number in range(MOST_METHODS)}) == MOST_METHODS
+
+
+def test_the_pointer_reads_a_method_at_the_places_of_a_longer_one():
+    """Long curves are thinned, each at places of its own, and a method has its values at all of them."""
+    bands = {"a": Band(range(1000), np.zeros((1, 1000))), "b": Band(range(900), np.arange(900.0)[np.newaxis])}
+    (panel,) = live_panels(Curves(list(bands), [Panel("", bands)], ylabel="loss"))
+    columns = dict(re.findall(r'\["(x|m1)", \[(.*?)\]\]', json.dumps(panel.item, ensure_ascii=False)))
+    places = json.loads(f"[{columns['x']}]")
+    texts = json.loads(f"[{columns['m1']}]")
+    expected = [str(place) if place < 900 else "–" for place in places]
+    assert [text.partition(".")[0] for text in texts] == expected
+
+
+def test_the_pointer_reads_a_value_in_steps_until_the_next_one():
+    band = Band([1.0, 2.0], np.array([[10.0, 20.0]]))
+    assert texts_at([0.5, 1.0, 1.5, 2.0, 9.0], band, in_steps=True) == ["–", "10.00", "10.00", "20.00", "20.00"]
+    assert texts_at([0.5, 1.0, 1.5, 2.0, 9.0], band, in_steps=False) == ["–", "10.00", "–", "20.00", "–"]

@@ -1,6 +1,7 @@
 """Names that users chose are drawn as they are, whatever letters they have."""
 
 import io
+import re
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from fl_lightning.reports.figures import (
     plot_sizes,
     plot_values,
 )
+from fl_lightning.reports.page import drawn, shortened
 from fl_lightning.runs.logged_figures import pixels
 from tests.commands import say
 from tests.reports.saved_runs import settings, write_run
@@ -145,3 +147,14 @@ def test_a_picture_of_clients_grows_with_what_it_shows_up_to_a_limit():
     assert many.tolist() == pytest.approx([0.42 * 20 + 1.6, 0.3 * 20 + 1.2])
     assert most.tolist() == pytest.approx([14 + 1.6, 9 + 1.2])
     assert [plot_sizes(np.ones(size)).get_size_inches()[0] for size in (2, 20, 100)] == pytest.approx([4.2, 9.4, 12])
+
+
+def test_a_small_picture_has_the_texts_of_the_whole_one():
+    """Names and the numbers at axes keep their decimals."""
+    bands = {name: Band([0, 1, 2], np.array([[2.345, 2.351, 2.355]])) for name in ("mu=1.2345", "mu=1.2389")}
+    figure = plot_curves(Curves(list(bands), [Panel("α=1.0625", bands)], ylabel="loss"))
+    whole = drawn(figure, "svg", letters="none")
+    texts = re.findall(rb"<text[^>]*>([^<]*)<", whole)
+    assert {b"2.348", b"mu=1.2345", b"mu=1.2389"} <= {*texts}
+    assert re.findall(rb"<text[^>]*>([^<]*)<", shortened(whole)) == texts
+    assert len(shortened(whole)) < len(whole)

@@ -125,6 +125,13 @@ def test_runs_with_different_data_stand_in_columns_of_their_own(tmp_path):
     assert "2 clients or 9 clients" in facts_of(groups)
 
 
+def test_one_client_and_one_round_are_named_as_one(tmp_path):
+    config = settings("FedAvg", 0)
+    config["data"]["num_clients"] = 1
+    write_run(tmp_path / "0", [0.1], config)
+    assert facts_of(grouped([read_run(tmp_path / "0")]))[:2] == ["1 client", "1 round"]
+
+
 def test_a_reference_with_all_samples_at_one_place_is_compared_with_the_others(tmp_path):
     for number, pooled in enumerate((False, True)):
         config = settings("FedAvg", 0)
@@ -162,6 +169,23 @@ def test_long_tables_show_the_best_rows_and_fold_all():
     assert (folded.title, len(folded.parts[0].rows)) == ("All 40 rows", 40)
     table = Table("Final", ["method", "x"], rows[:3])
     assert long_tables([table], best=[]) == [table]
+
+
+def test_rows_of_long_tables_keep_the_headings_of_their_cases():
+    rows = []
+    for case in ("α=0.1", "α=1"):
+        rows.append([TableCell(case)])
+        rows += [[TableCell(f"m{number}"), TableCell("1")] for number in range(20)]
+    table = Table("Final", ["method", "x"], rows)
+    shown, folded = long_tables([table], best=["m3", "m7"])
+    assert [row[0].text for row in shown.rows] == ["α=0.1", "m3", "m7", "α=1", "m3", "m7"]
+    assert (shown.title, folded.title) == ("Final: 4 of 40 rows", "All 40 rows")
+
+
+def test_a_long_table_of_the_best_methods_stands_once():
+    rows = [[TableCell(f"m{number % 2}"), TableCell("1")] for number in range(40)]
+    table = Table("Final", ["method", "x"], rows)
+    assert long_tables([table], best=["m0", "m1"]) == [table]
 
 
 @pytest.mark.usefixtures("without_pictures")
