@@ -85,7 +85,9 @@ def _gradients(
             remedy = "change the loss"
         else:
             taken = "gradients of single samples are"
-            remedy = "change the loss, or take the gradients of batches (FedCL: importance=tensor, FedCurv: fisher=batch)"
+            remedy = (
+                "change the loss, or take the gradients of batches (FedCL: importance=tensor, FedCurv: fisher=batch)"
+            )
         raise RuntimeError(
             f"{taken} taken by torch.func, whose rules the loss must keep (no .item(), no branch on a tensor's value), "
             f"got: {error}; {remedy}"
