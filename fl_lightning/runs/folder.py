@@ -41,8 +41,11 @@ Keep = Literal["none", "last", "all"]
 
 LAST = "last.ckpt"
 
-OF_BEST_ROUND = ("best.ckpt", "best-on-test.ckpt", "client.ckpt", "client-best.ckpt", "client-best-on-test.ckpt")
-"""Names of the checkpoints of a run besides the last one."""
+BEST = "best.ckpt"
+"""Name of the checkpoint of the best round on the validation split, which an experiment tests once a run is done."""
+
+WITHOUT_USE = ("best-on-test.ckpt", "client.ckpt", "client-best.ckpt", "client-best-on-test.ckpt")
+"""Names of the checkpoints of a run that more rounds of an experiment do not need."""
 
 
 def stem_of(configs: Sequence[str | Path]) -> str:
@@ -371,16 +374,17 @@ def drop_checkpoints(run: Path, keep: Keep) -> None:
 
     Args:
         run: Folder of the run.
-        keep: What stays: nothing, the last round's checkpoint, with which more rounds continue the run, or all. All
-            stay if no checkpoint tells the identity of the run.
+        keep: What stays: nothing, the last round's checkpoint, with which more rounds continue the run, or all. With
+            the last one stays the best one on the validation split, because it may still be the best after more
+            rounds. All stay if no checkpoint tells the identity of the run.
     """
     identity = identity_of(run)
     if keep == "all" or not identity:
         return
-    names = [*OF_BEST_ROUND]
+    names = [*WITHOUT_USE]
     if keep == "none":
         write_file(run / IDENTITY, json.dumps(identity, indent=1) + "\n")
-        names.append(LAST)
+        names += [BEST, LAST]
     for name in names:
         (run / CHECKPOINTS / name).unlink(missing_ok=True)
     # What the clients keep between rounds is a part of the checkpoints.

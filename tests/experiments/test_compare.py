@@ -938,6 +938,20 @@ def test_more_rounds_continue_the_last_checkpoint_and_begin_again_without_one(ba
     assert curves["last"] == curves["none"]
 
 
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_the_best_round_of_a_continued_run_may_lie_before_it_was_continued(base, here, mode):
+    best = f"--data.val_fraction 0.3 --best.monitor val/loss --best.mode {mode} --keep_checkpoints last"
+    whole = f"{ONE_METHOD.replace('--output out', '--output whole')} {best} --trainer.max_epochs 4"
+    assert say(f"{ONE_METHOD} {best} --trainer.max_epochs 2").code == 0
+    assert say(f"{ONE_METHOD} {best} --trainer.max_epochs 4").code == 0
+    assert say(whole).code == 0
+    runs = [cell_files(folder, "FedAvg-seed0").run for folder in ("out", "whole")]
+    tests = [json.loads((run / "test.json").read_text()) for run in runs]
+    assert tests[0] == tests[1]
+    assert "test/acc_best" in tests[1]
+    assert checkpoint_names(runs[0]) == ["best", "last"]
+
+
 def test_a_run_that_was_stopped_keeps_all(base, here, monkeypatch):
     tell = RoundCounter.on_train_epoch_end
 
