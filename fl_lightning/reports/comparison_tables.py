@@ -318,10 +318,21 @@ def writer_of(comparison: Comparison, name: str) -> Writer:
 
 
 def writer_with(decimals: int | None) -> Writer:
-    """Return a function that writes values with a number of decimals. None means four significant digits each."""
+    """Return a function that writes values with a number of decimals. None means four significant digits each.
+
+    >>> write = writer_with(2)
+    >>> write(-0.501), write(-0.004), write(0.5, sign=True)
+    ('−0.50', '0.00', '+0.50')
+    """
     if decimals is None:
         return digits
-    return lambda value, sign=False: f"{value:{'+' if sign else ''}.{decimals}f}".replace("-", "−", 1)
+
+    def write(value: float, sign: bool = False) -> str:
+        # With "z" a value that is rounded to 0 has no minus.
+        form = f"{'+' if sign else ''}z.{decimals}f"
+        return f"{value:{form}}".replace("-", "−", 1)
+
+    return write
 
 
 MOST_DECIMALS = 6
