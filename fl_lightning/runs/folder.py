@@ -374,8 +374,10 @@ def drop_checkpoints(run: Path, keep: Keep) -> None:
         keep: What stays: nothing, the last round's checkpoint, with which more rounds continue the run, or all. All
             stay if no checkpoint tells the identity of the run.
     """
+    if keep == "all":
+        return
     identity = identity_of(run)
-    if keep == "all" or not identity:
+    if not identity:
         return
     names = [*OF_BEST_ROUND]
     if keep == "none":
