@@ -365,6 +365,7 @@ def check_tasks(tasks: Any) -> None:
         if not isinstance(classes, list | tuple) or not classes:
             raise ValueError(f"data.scenario.tasks must list the classes of each task, got {classes!r}; {example}")
         for class_idx in classes:
+            check_not_none(**{"data.scenario.tasks": class_idx})
             check_count(0, example, **{"data.scenario.tasks": class_idx})
             if class_idx in met:
                 raise ValueError(f"data.scenario.tasks must name each class once, got {class_idx} twice; {example}")

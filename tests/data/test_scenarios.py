@@ -557,6 +557,8 @@ UNSET = [
     (lambda **settings: D.Window(**{"per_round": 0.1, **settings}), ("per_round", "first")),
     (D.RemoveSamples, ("class_idx",)),
     (partial(D.RemoveSamples, 0), ("client", "start", "every", "step", "until")),
+    (lambda tasks: D.ClassIncremental([[0, tasks]], 1), ("tasks",)),
+    (lambda counts: D.RemoveSamples(0, counts=[2, counts]), ("counts",)),
 ]
 
 
