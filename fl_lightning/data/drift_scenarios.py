@@ -288,6 +288,7 @@ class RemoveSamples(Scenario):
         check_at_least(0, "a share of the client's samples", **{"data.scenario.until": until})
         check_at_most(1, "a share of the client's samples", **{"data.scenario.until": until})
         for count in counts or ():
+            check_not_none(**{"data.scenario.counts": count})
             check_count(0, "samples that stay", **{"data.scenario.counts": count})
         self.class_idx = class_idx
         self.client = client

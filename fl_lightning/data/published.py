@@ -41,13 +41,16 @@ GREYS = {"FashionMNIST": 0.286, "KMNIST": 0.192}
 """Mean grey value in [0, 1] of the training images of sets that nothing else tells apart."""
 
 GREY_TOLERANCE = 0.04
+"""Largest difference from a mean grey value."""
+
 GREY_IMAGES = 1_000
-"""Largest difference from a mean grey value, and the number of images, the first ones, that it is measured on."""
+"""Number of images, the first ones, on which the mean grey value is measured."""
 
 IDX_OF_BYTES = b"\0\0\x08"
 """Beginning of an idx file of bytes. Then come the number of dimensions, one byte, and their sizes, four bytes each."""
 
 SIZE_BYTES = 4
+"""Number of bytes of the size of a dimension."""
 
 
 def check_published(

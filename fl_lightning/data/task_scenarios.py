@@ -15,7 +15,14 @@ from fl_lightning.data.scenario import Scenario, ScenarioInput, Task
 from fl_lightning.data.splits import Array, Transform
 from fl_lightning.functional.classes import clean_name, unique_names
 from fl_lightning.utils.keyed import keyed_numpy
-from fl_lightning.utils.settings import check_at_least, check_at_most, check_choice, check_count, check_not_none
+from fl_lightning.utils.settings import (
+    check_at_least,
+    check_at_most,
+    check_choice,
+    check_count,
+    check_not_none,
+    check_numbers,
+)
 from fl_lightning.utils.signatures import checks_arguments
 
 Order = Literal["same", "shuffled"]
@@ -214,6 +221,8 @@ class DomainIncremental(TaskSequence):
             check_at_least(0, "0 adds none", **{"data.scenario.noises": std})
         for name, numbers in {"rotations": rotations, "noises": noises}.items():
             for number in numbers or ():
+                check_not_none(**{f"data.scenario.{name}": number})
+                check_numbers("give such as [0, 45]", **{f"data.scenario.{name}": number})
                 if not math.isfinite(number):
                     raise ValueError(f"data.scenario.{name} must be finite numbers, got {number}; give such as [0, 45]")
         for name, listed in {"rotations": rotations, "noises": noises, "values": values}.items():
@@ -356,6 +365,7 @@ def check_tasks(tasks: Any) -> None:
         if not isinstance(classes, list | tuple) or not classes:
             raise ValueError(f"data.scenario.tasks must list the classes of each task, got {classes!r}; {example}")
         for class_idx in classes:
+            check_not_none(**{"data.scenario.tasks": class_idx})
             check_count(0, example, **{"data.scenario.tasks": class_idx})
             if class_idx in met:
                 raise ValueError(f"data.scenario.tasks must name each class once, got {class_idx} twice; {example}")

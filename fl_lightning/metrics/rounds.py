@@ -155,8 +155,9 @@ class RoundsToTarget(FederatedMetric):
         points: list[tuple[float, float]] = []
         if len(self.curve_points):
             points = dim_zero_cat(self.curve_points).view(-1, 2).tolist()
-        # Points of several processes are not in the order of the rounds. Of one round the last value counts.
-        curve = {int(round_idx): value for round_idx, value in points}
+        # Points of several processes are not in the order of the rounds. Of one round the last value counts. A value
+        # before the first round, such as at index -1, is reached in no round.
+        curve = {int(round_idx): value for round_idx, value in points if round_idx >= 0}
         return rounds_to_target(dict(sorted(curve.items())), self.target)
 
     def compute(self) -> Tensor:

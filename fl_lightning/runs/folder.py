@@ -378,8 +378,10 @@ def drop_checkpoints(run: Path, keep: Keep) -> None:
             the last one stays the best one on the validation split, because it may still be the best after more
             rounds. All stay if no checkpoint tells the identity of the run.
     """
+    if keep == "all":
+        return
     identity = identity_of(run)
-    if keep == "all" or not identity:
+    if not identity:
         return
     names = [*WITHOUT_USE]
     if keep == "none":

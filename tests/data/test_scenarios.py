@@ -544,12 +544,21 @@ def test_wrong_settings_are_refused(make, error):
         make()
 
 
+@pytest.mark.parametrize("setting", ["rotations", "noises"])
+@pytest.mark.parametrize("wrong", [None, "a"])
+def test_a_domain_that_is_no_number_is_refused_by_name(setting, wrong):
+    with pytest.raises(TypeError, match=rf"data\.scenario\.{setting} must be a number, got {wrong!r}; "):
+        D.DomainIncremental(1, **{setting: [0.0, wrong]})
+
+
 UNSET = [
     (lambda **settings: D.ClassIncremental([[0]], **{"rounds_per_task": 1, **settings}), ("rounds_per_task", "delay")),
     (lambda **settings: D.LabelDrift(**{"alpha": 1.0, "rounds": 2, **settings}), ("alpha", "rounds", "samples")),
     (lambda **settings: D.Window(**{"per_round": 0.1, **settings}), ("per_round", "first")),
     (D.RemoveSamples, ("class_idx",)),
     (partial(D.RemoveSamples, 0), ("client", "start", "every", "step", "until")),
+    (lambda tasks: D.ClassIncremental([[0, tasks]], 1), ("tasks",)),
+    (lambda counts: D.RemoveSamples(0, counts=[2, counts]), ("counts",)),
 ]
 
 

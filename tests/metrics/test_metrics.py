@@ -258,3 +258,13 @@ def test_they_work_in_a_plain_lightning_module():
     assert isinstance(module.forgetting, Metric)
     assert len(module.forgetting.table()) == 3
     assert {"F", "acc", "classwiseaccuracy_0"} <= run.callback_metrics.keys()
+
+
+def test_a_value_before_the_first_round_reaches_the_target_in_no_round():
+    metric = M.SpeedUp(0.5, baseline_rounds=6)
+    metric.update(0.9, round_idx=-1)
+    assert metric.rounds() is None
+    assert torch.isnan(metric.compute())
+    metric.update(0.6, round_idx=2)
+    assert metric.rounds() == 3
+    assert float(metric.compute()) == 2
