@@ -62,7 +62,8 @@ def _lines_of(reader: "csv.DictReader[str]", *, path: Path, setting: str, column
         ValueError: A column is missing, or a line has something else.
     """
     columns = (column, "first", "last")
-    missing = [name for name in columns if name not in (reader.fieldnames or ())]
+    reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+    missing = [name for name in columns if name not in reader.fieldnames]
     if missing:
         raise ValueError(
             f"{setting} must have the columns {column}, first and last, and {path} has no "
@@ -90,14 +91,17 @@ def _line_of(row: Mapping[str, str | None], columns: tuple[str, str, str], *, se
         ValueError: A text is no whole number, or what is there has a number below 0.
     """
     texts = [row[name] for name in columns]
+    found = [text for text in row.values() if text is not None]
+    # A DictReader gives None for a missing cell, and puts further cells under the key None.
+    if None in texts or None in row:
+        raise ValueError(
+            f"a line of {setting} must have as many cells as the file has columns, and {place} has {found}; end it "
+            f"with a comma where the last round is left out"
+        )
     try:
-        # A DictReader gives None for a missing cell, and puts further cells under the key None.
-        if None in texts or None in row:
-            raise ValueError("a line has fewer or more cells than the file has columns")
         number, first, last = (str(text).strip() for text in texts)
         line = Line(number=int(number), first=int(first), last=int(last) if last else None)
     except ValueError:
-        found = [text for text in row.values() if text is not None]
         raise ValueError(
             f"a line of {setting} must have whole numbers, or an empty last round for one that stays, and {place} has "
             f"{found}; mend it"

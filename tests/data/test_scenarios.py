@@ -395,11 +395,11 @@ def test_a_file_may_have_spaces_after_commas_a_byte_order_mark_and_further_colum
     ("lines", "error"),
     [
         ([], "no line below its columns"),
-        (["1,2"], "whole numbers.* and line 2 of"),
+        (["1,2"], "as many cells.* and line 2 of"),
         (["1,0,", "x,0,1"], "whole numbers.* and line 3 of"),
         (["1,3,2"], r"the first not after the last, got \[3, 2\] for line 2 of"),
         (["-1,0,2"], "a sample of at least 0, and line 2 of"),
-        (["1,0,2,5"], "whole numbers.* and line 2 of"),
+        (["1,0,2,5"], "as many cells.* and line 2 of"),
         (["1,0," + "9" * 140_000], "cannot be read as one .field larger than"),
     ],
 )

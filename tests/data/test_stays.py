@@ -83,6 +83,8 @@ def test_a_file_is_the_same_setting_and_may_have_several_spans(tmp_path):
     path = tmp_path / "stays.csv"
     path.write_text("client,first,last\n0,2,\n1,0,3\n4,1,1\n5,3,40\n")
     assert made(stays=str(path)).stays == made().stays == STAYS
+    path.write_text("client , first , last\n0, 2 ,\n1,0,3\n4,1,1\n5,3,40\n")
+    assert made(stays=str(path)).stays == STAYS
     path.write_text("client,first,last\n1,0,0\n1,3,\n")
     data = made(stays=str(path))
     assert [1 in data.cohort(round_idx) for round_idx in range(5)] == [True, False, False, True, True]
