@@ -345,57 +345,80 @@ def test_options_within_settings_that_are_none_are_options(base):
         cells_of("--data.feature_shift.nois", "1")
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        (
-            "--trainer.max_epoch 2",
-            "no method of the experiment knows 'trainer.max_epoch'; the nearest is 'trainer.max_epochs'",
-        ),
-        ("--trainer.max_epochs", "an option of fit takes a value, as in --trainer.max_epochs VALUE"),
-        (
-            "--seed_everything 3",
-            "an experiment sets seeds, folders and loggers itself, got seed_everything; see --seeds",
-        ),
-        ("--data.num_clients 5 --set data.num_clients=6", "--set data.num_clients and --data.num_clients set the same"),
-        ("--model.client.beta 1 --tune model.client.beta=1,2", "--tune takes settings of the training that nothing"),
-        ("--methods =FedAvg", "--methods takes METHOD or NAME=METHOD, got '=FedAvg'"),
-        ("--methods FedAvg,FedNTD", "takes names with spaces between them, got FedAvg,FedNTD; write FedAvg FedNTD"),
-        ("--seeds -1", "seeds must be at least 0, got -1"),
-        ("--at 0", "at must be at least 1, got 0; it is a number of rounds"),
-        ("--at 2 4", "--at must name rounds that the runs have, at most 3, got 4"),
-        (
-            "--target 0.5",
-            "--target belongs to --columns rounds speed_up time time_speed_up, got 0.5 without them; add one",
-        ),
-        ("--output base.yaml", "--output must be a folder, got base.yaml: base.yaml is a file; name another"),
-        ("--methods nowhere.FedLS", "nowhere"),
-    ],
-)
-def test_an_option_that_is_wrong_is_named(base, here, options, sentence):
-    grid = "compare -c base.yaml --output out --seeds 0" + " --methods FedNTD" * ("--methods" not in options)
-    said = say(f"{grid} {options}")
-    assert (said.code, here) == (1 + ("nowhere" in options), [])
-    assert sentence in said.err
+REFUSED = [
+    (
+        "--trainer.max_epoch 2",
+        1,
+        "no method of the experiment knows 'trainer.max_epoch'; the nearest is 'trainer.max_epochs'",
+    ),
+    ("--trainer.max_epochs", 1, "an option of fit takes a value, as in --trainer.max_epochs VALUE"),
+    (
+        "--seed_everything 3",
+        1,
+        "an experiment sets seeds, folders and loggers itself, got seed_everything; see --seeds",
+    ),
+    ("--data.num_clients 5 --set data.num_clients=6", 1, "--set data.num_clients and --data.num_clients set the same"),
+    ("--model.client.beta 1 --tune model.client.beta=1,2", 1, "--tune takes settings of the training that nothing"),
+    ("--methods =FedAvg", 1, "--methods takes METHOD or NAME=METHOD, got '=FedAvg'"),
+    ("--methods FedAvg,FedNTD", 1, "takes names with spaces between them, got FedAvg,FedNTD; write FedAvg FedNTD"),
+    ("--seeds -1", 1, "seeds must be at least 0, got -1"),
+    ("--at 0", 1, "at must be at least 1, got 0; it is a number of rounds"),
+    ("--at 2 4", 1, "--at must name rounds that the runs have, at most 3, got 4"),
+    (
+        "--target 0.5",
+        1,
+        "--target belongs to --columns rounds speed_up time time_speed_up, got 0.5 without them; add one",
+    ),
+    ("--output base.yaml", 1, "--output must be a folder, got base.yaml: base.yaml is a file; name another"),
+    ("--methods nowhere.FedLS", 2, "nowhere"),
+    ("--methods FedAvg --output", 2, "--output needs a value, got none; write --output VALUE"),
+    ("--methods --output out", 2, "--methods needs a value, got none; write --methods VALUE"),
+    ("--methods FedAvg --output out --at", 2, "--at needs a value, got none"),
+    (
+        "--methods FedAvg --output out --seeds 0,1",
+        2,
+        "seeds must be int, got 0,1; write a whole number, such as 3, sev",
+    ),
+    ("--methods FedAvg --output out --at x", 2, "at must be int, got x; write a whole number, such as 3"),
+    ("--methods FedAvg --output out --rounds 2", 2, "unknown option 'rounds'; the nearest is 'trainer.max_epochs'"),
+    ("--methods FedAvg FedNDT", 1, "got 'FedNDT'; the nearest is 'FedNTD'"),
+    ("--methods FedAvg FedAvg", 1, "--methods must have names of their own, got FedAvg twice; write NAME=FedAvg"),
+    ("--methods FedAvg --seeds 1 1", 1, "seeds must name each of its values once, got 1 1"),
+    ("--methods FedAvg --baseline FedNTD", 1, "--baseline must be one of --methods (FedAvg), got FedNTD"),
+    ("--methods FedAvg --set model.client.beta=1", 1, "no method of the experiment knows 'model.client.beta'"),
+    ("--methods FedAvg --set model.client.beta", 1, "--set must be NAME=VALUE or NAME=VALUE,VALUE"),
+    ("--methods FedAvg --set seed_everything=1,2", 1, "sets seeds, folders and loggers itself, got seed_everything"),
+    ("--methods FedAvg --tune model.client.mu=1", 1, "no method of the experiment knows 'model.client.mu'"),
+    ("--methods FedAvg --tune data.num_clients=2,4", 1, "--tune takes settings of the training"),
+    ("--methods FedNTD --tune model.client.beta=1 --tune_metric global/acc", 1, "must begin with val/"),
+    (
+        "--methods FedNTD --tune model.client.beta=1 --tune_metric local/alma",
+        1,
+        "tune_metric local/alma needs model.evaluate_clients_every",
+    ),
+    (
+        "--methods FedNTD --tune model.client.beta=1 --tune_metric local/tuned/alma --model.evaluate_clients_every 1",
+        1,
+        "tune_metric local/tuned/alma needs model.fine_tuning",
+    ),
+    ("--methods FedAvg --processes -1", 1, "processes must be at least 0, got -1; 0 makes the runs in"),
+    ("--methods FedAvg own.yaml", 1, "data.proxy_size is 0 for FedAvg and 0.1 for own; give all the same"),
+]
+"""Options that are refused, the exit status, and a part of the sentence."""
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ("--methods FedAvg --output", "--output needs a value, got none; write --output VALUE"),
-        ("--methods --output out", "--methods needs a value, got none; write --methods VALUE"),
-        ("--methods FedAvg --output out --at", "--at needs a value, got none"),
-        ("--output out", "needs methods, which has no default; write --methods VALUE"),
-        (
-            "--methods FedAvg --output out --seeds 0,1",
-            "seeds must be int, got 0,1; write a whole number, such as 3, sev",
-        ),
-        ("--methods FedAvg --output out --at x", "at must be int, got x; write a whole number, such as 3"),
-        ("--methods FedAvg --output out --rounds 2", "unknown option 'rounds'; the nearest is 'trainer.max_epochs'"),
-    ],
-)
-def test_an_option_without_its_value_is_named(base, options, sentence):
-    assert sentence in refusal(f"compare -c base.yaml {options}", 2)
+def with_defaults(options):
+    """Add the methods and the folder that some options leave out."""
+    defaults = {"--methods": "FedNTD", "--output": "out"}
+    missing = [f"{name} {value}" for name, value in defaults.items() if name not in options]
+    return " ".join(["compare -c base.yaml", *missing, options])
+
+
+@pytest.mark.parametrize(("options", "code", "sentence"), REFUSED)
+def test_a_wrong_option_is_one_sentence_before_anything_is_run(base, here, options, code, sentence):
+    (base / "own.yaml").write_text("data: {proxy_size: 0.1}", encoding="utf-8")
+    assert sentence in refusal(with_defaults(options), code)
+    assert not here
 
 
 def test_a_metric_that_no_run_has_is_named_after_the_tables_of_the_others(grid, here):
@@ -806,41 +829,6 @@ def test_a_cell_is_read_by_the_command_line_as_it_was_composed(composer, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ("--methods FedAvg FedNDT", "got 'FedNDT'; the nearest is 'FedNTD'"),
-        ("--methods FedAvg FedAvg", "--methods must have names of their own, got FedAvg twice; write NAME=FedAvg"),
-        ("--methods FedAvg --seeds 1 1", "seeds must name each of its values once, got 1 1"),
-        ("--methods FedAvg --baseline FedNTD", "--baseline must be one of --methods (FedAvg), got FedNTD"),
-        ("--methods FedAvg --set model.client.beta=1", "no method of the experiment knows 'model.client.beta'"),
-        ("--methods FedAvg --set model.client.beta", "--set must be NAME=VALUE or NAME=VALUE,VALUE"),
-        (
-            "--methods FedAvg --set seed_everything=1,2",
-            "sets seeds, folders and loggers itself, got seed_everything",
-        ),
-        ("--methods FedAvg --tune model.client.mu=1", "no method of the experiment knows 'model.client.mu'"),
-        ("--methods FedAvg --tune data.num_clients=2,4", "--tune takes settings of the training"),
-        ("--methods FedNTD --tune model.client.beta=1 --tune_metric global/acc", "must begin with val/"),
-        (
-            "--methods FedNTD --tune model.client.beta=1 --tune_metric local/alma",
-            "tune_metric local/alma needs model.evaluate_clients_every",
-        ),
-        (
-            "--methods FedNTD --tune model.client.beta=1 --tune_metric local/tuned/alma "
-            "--model.evaluate_clients_every 1",
-            "tune_metric local/tuned/alma needs model.fine_tuning",
-        ),
-        ("--methods FedAvg --processes -1", "processes must be at least 0, got -1; 0 makes the runs in"),
-        ("--methods FedAvg own.yaml", "data.proxy_size is 0 for FedAvg and 0.1 for own; give all the same"),
-    ],
-)
-def test_what_cannot_be_one_table_is_refused_before_anything_is_run(base, here, options, sentence):
-    (base / "own.yaml").write_text("data: {proxy_size: 0.1}", encoding="utf-8")
-    assert sentence in refusal(f"compare -c base.yaml --output out {options}", 1)
-    assert not here
-
-
-@pytest.mark.parametrize(
     ("method", "sentence", "setting"),
     [
         ("KnFu", "needs the split 'transfer'", "data.transfer_size"),
@@ -889,11 +877,13 @@ def test_different_data_are_one_table_where_that_is_asked_for(base, here):
     assert len(here) == 3, "with the same data both are one run"
 
 
-def test_a_wrong_option_is_one_sentence(base):
+def test_a_wrong_setting_is_one_sentence(base):
     assert "model.clint" in refusal("compare -c base.yaml --methods FedAvg --output out --set model.clint.mu=1", 1)
     (base / "base.yaml").write_text(BASE + "  num_clint: 4\n", encoding="utf-8")
     assert "num_clint" in refusal("compare -c base.yaml --methods FedAvg --output out", 2)
-    assert "needs methods, which has no default" in refusal("compare -c base.yaml --output out", 2)
+    assert "needs methods, which has no default; write --methods VALUE" in refusal(
+        "compare -c base.yaml --output out", 2
+    )
 
 
 # --- checkpoints of complete runs ---
