@@ -32,7 +32,7 @@ LONGEST = ("tests/processes/", "tests/cli/", "tests/test_contributing", "tests/t
 """Files that take longest: they come first, so that two workers of `make test` end together."""
 
 
-# The first case of a test is the first of those that `-m` leaves.
+# The first case of a test is the first one that `-m` leaves.
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))

@@ -1,7 +1,7 @@
 """Measures the tests, and lists in `tests/long_tests.txt` those whose first case has no place in the short suite.
 
 python -m tools.long_tests             runs all cases of the tests, which takes half an hour on two cores
-python -m tools.long_tests FOLDER      stores the seconds in the folder, or takes those that an earlier call has stored
+python -m tools.long_tests FOLDER      stores the seconds there, or takes what an earlier call stored there
 """
 
 import os
@@ -25,7 +25,7 @@ BUDGET = 170.0
 
 
 def cpu_seconds() -> float:
-    """Return the CPU seconds of this process and of those that it has waited for."""
+    """Return the CPU seconds of this process and of the processes that it has waited for."""
     used = os.times()
     return used.user + used.system + used.children_user + used.children_system
 

@@ -23,15 +23,15 @@ BEFORE = "0.2.0"
 
 HEAD = """# Tasks
 
-{count} things that four people want, done in this order, by these commands. *Pages* are those that a reader
-opens to find the commands, the README first. CPU seconds are those of all commands of a task, in {before} and now, by
-turns, each in a fresh clone with an empty home: `python -m tools.measure_tasks --before COMMIT`; {machine}, {day}. A
-command that trains loads torch, Lightning and the options anew, which is {load:.0f} s of its time.
+{count} things that four people want, done in this order, by these commands. *Pages* are the pages that a
+reader opens to find the commands, the README first. CPU seconds are the sum over a task's commands, in
+{before} and now, by turns, each in a fresh clone with an empty home: `python -m tools.measure_tasks --before COMMIT`;
+{machine}, {day}. A command that trains loads torch, Lightning and the options anew, which is {load:.0f} s of its time.
 
 A command takes 0.3 to 1 s more than in 0.2.0. Importing the command line loads 115 further modules of the package
 (0.25 s). A run draws a fourth picture, its confusion matrices (0.4 s under a profiler), and gives pictures to the
-loggers that take them (0.6 s, where TensorBoard is installed). A page takes 2 s more: its curves are drawn for the
-pointer, too.
+loggers that take them (0.6 s under a profiler, where TensorBoard is installed). A page takes 2 s more: its curves are
+drawn for the pointer, too.
 """
 
 COLUMNS = f"| task | commands | pages | CPU s in {BEFORE} | CPU s now | what is printed |\n|---|---|---|---:|---:|---|"

@@ -1,6 +1,6 @@
 """Finds seven dense constructs that have a plainer form: `python -m tools.style [FILE …]`.
 
-Without files it reads those that `plain` names in `[tool.style]` of pyproject.toml, except those of `not_yet`.
+Without files it reads the files that `plain` names in `[tool.style]` of pyproject.toml, except those of `not_yet`.
 `make lint` keeps them free of such constructs. `--list` prints their names. A comment `style: ok, REASON` on one of
 its lines makes a construct an exception.
 """

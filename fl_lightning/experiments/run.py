@@ -181,8 +181,9 @@ def start(files: CellFiles) -> None:
     """Begin a cell's fit on one device, without the user's loggers, and end it where the first round would begin."""
     logger = yaml.safe_load(files.config.read_text(encoding="utf-8"))["trainer"]["logger"]
     silent = SILENT if isinstance(logger, dict | list) else ()
+    words = ["fit", *words_of(files), *limits_asked(files), *ONE_DEVICE, *silent]
     with suppress(StartedError):
-        command(["fit", *words_of(files), *limits_asked(files), *ONE_DEVICE, *silent], [StopBeforeFirstRound()])
+        command(words=words, callbacks=[StopBeforeFirstRound()])
 
 
 def fit(files: CellFiles, tell: Callable[[int], None]) -> None:
@@ -205,7 +206,7 @@ def fit(files: CellFiles, tell: Callable[[int], None]) -> None:
         except (ValueError, FileNotFoundError):
             # Killed before its first round was complete, or its checkpoints are gone. Rows that were written stay.
             discard(files.run)
-    cli = command(asked, [RoundCounter(tell), Times()])
+    cli = command(words=asked, callbacks=[RoundCounter(tell), Times()])
     run = files.run
     if run is None or cli.folder is None:
         raise ValueError("a cell needs a run folder; unset trainer.fast_dev_run and trainer.barebones")
@@ -213,7 +214,8 @@ def fit(files: CellFiles, tell: Callable[[int], None]) -> None:
         evaluate(run, words, cli.datamodule)
     write_json(run / DONE, {**dict(files.limits), "rounds": cli.trainer.global_step})
     if cli.trainer.is_global_zero:
-        drop_checkpoints(run, kept_of(files, cli.trainer, continued=was_complete and cli.trainer.ckpt_path is not None))
+        continued = was_complete and cli.trainer.ckpt_path is not None
+        drop_checkpoints(run, keep=kept_of(files, cli.trainer, continued=continued))
 
 
 def kept_of(files: CellFiles, trainer: Trainer, *, continued: bool) -> Keep:
@@ -249,7 +251,8 @@ def evaluate(run: Path, words: list[str], data: Any) -> None:
         path = checkpoint_of(run, kind)
         if path is None:
             continue
-        tested = command(["test", *words, "--ckpt_path", str(path)], [])
+        asked = ["test", *words, "--ckpt_path", str(path)]
+        tested = command(words=asked, callbacks=[])
         for key, value in tested.trainer.callback_metrics.items():
             if key.startswith("test/"):
                 values[f"{key}{suffix}"] = float(value)

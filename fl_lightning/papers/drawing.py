@@ -220,12 +220,17 @@ def labels_of(series: Sequence[Series]) -> list[str]:
     ['IID', 'α = 0.1']
     >>> labels_of([Series("FedAvg", "IID", runs), Series("FedNTD", "IID", runs)])
     ['FedAvg', 'FedNTD']
+
+    A series without a name of its own keeps the name that all share.
+
+    >>> labels_of([Series("FedAvg", "", runs), Series("FedAvg", "α = 0.1", runs)])
+    ['FedAvg', 'FedAvg, α = 0.1']
     """
     methods = unique(runs.method for runs in series)
     cases = unique(runs.case for runs in series)
-    if len(methods) == 1 and len(cases) > 1:
+    if len(methods) == 1 and len(cases) > 1 and all(cases):
         return [runs.case for runs in series]
-    if len(cases) == 1 and len(methods) > 1:
+    if len(cases) == 1 and len(methods) > 1 and all(methods):
         return [runs.method for runs in series]
     return [runs.name for runs in series]
 

@@ -44,7 +44,7 @@ LAST = "last.ckpt"
 BEST = "best.ckpt"
 """Name of the checkpoint of the best round on the validation split, which an experiment tests once a run is done."""
 
-WITHOUT_USE = ("best-on-test.ckpt", "client.ckpt", "client-best.ckpt", "client-best-on-test.ckpt")
+WITHOUT_USE = ("best-on-test.ckpt", CLIENT, "client-best.ckpt", "client-best-on-test.ckpt")
 """Names of the checkpoints of a run that more rounds of an experiment do not need."""
 
 
