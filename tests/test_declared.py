@@ -37,6 +37,16 @@ def declared() -> set[str]:
     return {re.split(r"[\[<>=]", line)[0].lower() for line in lines if line}
 
 
+def explained() -> set[str]:
+    """Return the names of the distributions in the table of dependencies, in lower case."""
+    page = (ROOT / "docs" / "decisions.md").read_text(encoding="utf-8")
+    table = page.partition("**Dependencies**")[2].partition("\n\n**")[0]
+    cells = re.findall(r"^\| ([a-zA-Z][^|]*) \|", table, flags=re.MULTILINE)
+    without_extras = [re.sub(r" \(.*\)|\[.*\]", "", cell) for cell in cells]
+    names = {name.lower() for cell in without_extras for name in cell.split(", ")}
+    return names - {"package"}
+
+
 def test_every_import_is_of_a_declared_distribution():
     here = packages_distributions()
     undeclared = {}
@@ -49,3 +59,7 @@ def test_every_import_is_of_a_declared_distribution():
 
 def test_no_reason_outlives_its_import():
     assert READ_IF_THERE.keys() <= imported()
+
+
+def test_each_declared_distribution_has_its_reason_in_the_decisions():
+    assert explained() == declared()
