@@ -5,7 +5,8 @@ Every client goes through the tasks by itself. A client begins late by its own d
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any, Literal
 
 import numpy as np
@@ -216,6 +217,8 @@ class DomainIncremental(TaskSequence):
             )
         if values is not None and column is None:
             raise ValueError(f"data.scenario.values belong to a column, got {values} without one; set column")
+        lists = {"rotations": rotations, "noises": noises, "values": values}
+        check_lists(lists)
         check_count(1, "the number of domains", **{"data.scenario.permutations": permutations})
         for std in noises or ():
             check_at_least(0, "0 adds none", **{"data.scenario.noises": std})
@@ -225,7 +228,7 @@ class DomainIncremental(TaskSequence):
                 check_numbers("give such as [0, 45]", **{f"data.scenario.{name}": number})
                 if not math.isfinite(number):
                     raise ValueError(f"data.scenario.{name} must be finite numbers, got {number}; give such as [0, 45]")
-        for name, listed in {"rotations": rotations, "noises": noises, "values": values}.items():
+        for name, listed in lists.items():
             if listed is not None and (not listed or len(set(listed)) < len(listed)):
                 raise ValueError(f"data.scenario.{name} must name different domains, got {listed}; name each once")
         self.rotations = rotations
@@ -370,6 +373,26 @@ def check_tasks(tasks: Any) -> None:
             if class_idx in met:
                 raise ValueError(f"data.scenario.tasks must name each class once, got {class_idx} twice; {example}")
             met.add(class_idx)
+
+
+def check_lists(lists: Mapping[str, Any]) -> None:
+    """Refuse settings of `DomainIncremental` that are no lists, and values that no column can have.
+
+    Args:
+        lists: The settings by name: `rotations`, `noises` and `values`. None: the setting is not given.
+
+    Raises:
+        TypeError: A setting is no list, or a value is neither a text nor a number.
+    """
+    for name, listed in lists.items():
+        if listed is not None and not isinstance(listed, list | tuple):
+            raise TypeError(f"data.scenario.{name} must be a list, got {listed!r}; give one entry for each domain")
+    for value in lists["values"] or ():
+        if not isinstance(value, str | Real):
+            raise TypeError(
+                f"data.scenario.values must be texts or numbers, got {value!r}; give values of the column, such as "
+                f"[north, south]"
+            )
 
 
 def check_seen(tasks: Sequence[Task], data: ScenarioInput) -> None:

@@ -68,6 +68,8 @@ class Normalize:
     divisor: float = 255.0
 
     def __post_init__(self) -> None:
+        if not self.mean:
+            raise ValueError("Normalize needs one mean for each channel, or one for all, got none; give such as (0.5,)")
         if len(self.mean) != len(self.std):
             raise ValueError(
                 f"Normalize needs one mean and one std per channel, got {len(self.mean)} and {len(self.std)}"

@@ -551,6 +551,19 @@ def test_a_domain_that_is_no_number_is_refused_by_name(setting, wrong):
         D.DomainIncremental(1, **{setting: [0.0, wrong]})
 
 
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"rotations": 90.0}, "rotations must be a list, got 90.0; give one entry for each domain"),
+        ({"column": "site", "values": "ab"}, "values must be a list, got 'ab'"),
+        ({"column": "site", "values": [["a"]]}, r"values must be texts or numbers, got \['a'\]; give values"),
+    ],
+)
+def test_domains_are_lists_of_numbers_or_texts(settings, error):
+    with pytest.raises(TypeError, match=rf"data\.scenario\.{error}"):
+        D.DomainIncremental(1, **settings)
+
+
 UNSET = [
     (lambda **settings: D.ClassIncremental([[0]], **{"rounds_per_task": 1, **settings}), ("rounds_per_task", "delay")),
     (lambda **settings: D.LabelDrift(**{"alpha": 1.0, "rounds": 2, **settings}), ("alpha", "rounds", "samples")),

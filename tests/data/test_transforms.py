@@ -85,6 +85,11 @@ def test_crop_flip_reaches_every_place_and_both_sides_equally():
     torch.testing.assert_close(seen, torch.tensor([[1, 2, 1]] * 3) / 18, atol=0.01, rtol=0)
 
 
+def test_normalize_without_a_mean_is_refused():
+    with pytest.raises(ValueError, match="needs one mean for each channel, or one for all, got none"):
+        Normalize((), ())
+
+
 def test_normalize_is_torchvisions():
     from torchvision.transforms import functional as tv
 
