@@ -86,7 +86,8 @@ def _gradients(
         else:
             taken = "gradients of single samples are"
             remedy = (
-                "change the loss, or take the gradients of batches (FedCL: importance=tensor, FedCurv: fisher=batch)"
+                "change the loss, or take the gradients of batches (FedCL: importance=tensor, FedCurv and FedEWC: "
+                "fisher=batch)"
             )
         raise RuntimeError(
             f"{taken} taken by torch.func, whose rules the loss must keep (no .item(), no branch on a tensor's value), "

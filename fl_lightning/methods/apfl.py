@@ -256,7 +256,7 @@ def join(optimizers: Sequence[Optimizer], params: State, twins: dict[str, nn.Par
     Args:
         optimizers: The optimizers, which are new or begin anew.
         params: The parameters of w, by name.
-        twins: The parameters of v, by the same names. Without a parameter the earlier v is removed only.
+        twins: The parameters of v, by the same names. If it is empty, the earlier v is only removed.
     """
     names = {id(w): name for name, w in params.items()}
     for optimizer in optimizers:

@@ -26,7 +26,7 @@ GRID_BITS = 36
 
 
 def clipped(moved: Mapping[str, Tensor], clip: Tensor) -> tuple[State, Tensor]:
-    """Scale a client's move to a norm of at most C, and return whether it was that short: float64 (...), () -> ().
+    """Return a client's move, scaled to a norm of at most C, and whether its norm was at most C before.
 
     The entries are rounded towards 0 to multiples of 2^-36 C', where C' is the power of two above C.
 

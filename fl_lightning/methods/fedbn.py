@@ -5,22 +5,13 @@ Note: the layers are found by type, not by name: no BatchNorm layer of torchvisi
 """
 
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from fl_lightning.client import ClientModule
-from fl_lightning.client.modes import BATCH_NORMS
 
-INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
-LAZY_NORMS = (
-    nn.LazyBatchNorm1d,
-    nn.LazyBatchNorm2d,
-    nn.LazyBatchNorm3d,
-    nn.LazyInstanceNorm1d,
-    nn.LazyInstanceNorm2d,
-    nn.LazyInstanceNorm3d,
-)
-"""Norms that learn their size from the first batch, and are of another type until then."""
-
-NORMS = (*BATCH_NORMS, *INSTANCE_NORMS, *LAZY_NORMS, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+# The batch norms of other packages often derive from this base, and from none of torch's public classes.
+NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+"""Batch and instance norms of every dimension, lazy ones and ones without statistics too, and the other norms."""
 
 
 class FedBN(ClientModule):

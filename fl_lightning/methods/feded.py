@@ -24,7 +24,7 @@ OMEGA = 0.005
 """Weight of the authors' form of L_logit in their code."""
 
 RUNAWAY = -1000.0
-"""Value of L_logit below which a run has diverged. In a good training it stays above -10."""
+"""Value of L_logit below which a run has diverged. In a run that does not diverge it stays above -10."""
 
 
 def calibrated_softmax(logits: Tensor, target: Tensor, prior: Tensor, prior_eps: float = 0.0) -> Tensor:

@@ -135,7 +135,7 @@ class FedFOMO(InitialModelClient):
     Args:
         num_candidates: Number M of models that a client is sent, >= 1, or `all`.
         epsilon: Probability in round 0 that all candidates of a client are drawn at random, in [0, 1].
-        epsilon_decay: Fall of the probability from one round to the next, >= 0. The probability stays at 0 then.
+        epsilon_decay: Fall of the probability from one round to the next, >= 0. At 0 the probability stays.
         val_share: Share of the client's samples that judge the candidates, in (0, 1), at least one sample. They are the
             same in every round. A client whose samples are all in one part, such as a single one, trains and judges by
             all of them.

@@ -59,7 +59,7 @@ class FedLwF(ClientModule):
             self.load_teacher("old", self.memory["old"])
 
     def _begin_stage(self, stage: int, num_classes: int) -> None:
-        """Keep the received model, and the classes of the stage before among those met, if there was a stage before.
+        """Begin a stage. After an earlier stage, keep the received model and count the classes of that stage as met.
 
         Args:
             stage: The stage that begins.

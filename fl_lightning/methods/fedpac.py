@@ -72,7 +72,7 @@ def discrepancies(h: Tensor, v: Tensor, i: int) -> Tensor:
 def head_weights(matrix: Tensor) -> Tensor | None:
     """Minimize αᵀ P α over the simplex (Eq. 11), and set weights below 0.001 to 0: (m, m) -> (m,).
 
-    It is None if there is no solution, or if P = 0, as for features that are all 0, so that all weights are solutions.
+    It is None if there is no solution, or if all weights are solutions: P is 0 if all features are 0.
     """
     weights = simplex_minimum(semidefinite(matrix, least=0.01))
     if weights is None or not bool(matrix.any()):

@@ -69,7 +69,7 @@ class LocalDP(ClientModule):
             moved = before[name] + value + self.noise_multiplier * self.max_norm * noise
             sent[name] = kept_positive(name, new=moved, old=before[name]).to(sent[name].dtype)
         releases = counted(self.memory, {"noise_multiplier": self.noise_multiplier}, more=1)
-        # Other data in place of the client's may move the sum by 2 C.
+        # Other data in place of the client's may change the clipped move by 2 C.
         spent = epsilon(rate=1.0, noise_multiplier=self.noise_multiplier / 2, count=releases, delta=self.delta)
         self.log(EPSILON_LOCAL, spent, reduce_fx="max", batch_size=1)
         return replace(update, weights=sent, num_samples=min(1, update.num_samples), **NOTHING)

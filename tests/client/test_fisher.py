@@ -42,7 +42,7 @@ def loss_of_each_sample(params, batch):
 @pytest.mark.parametrize(
     ("kind", "loss", "begin", "end"),
     [
-        ("abs", loss_with_item, "gradients of single samples are taken", "FedCurv: fisher=batch)"),
+        ("abs", loss_with_item, "gradients of single samples are taken", "FedCurv and FedEWC: fisher=batch)"),
         ("tensor", loss_of_each_sample, "the gradient of a batch is taken", "change the loss"),
     ],
 )

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torchvision.models import mobilenet_v2
 
 from fl_lightning.methods import FedAvg, FedBN
@@ -10,7 +11,16 @@ from tests.methods.test_local import Regression
 from tests.toys import BatchNormNet, equal, fit, sgd, toy_data, weights_of
 
 
-@pytest.mark.parametrize("norm", [nn.BatchNorm1d, nn.InstanceNorm1d, nn.LayerNorm, lambda d: nn.GroupNorm(2, d)])
+class ForeignNorm(_BatchNorm):
+    """A batch norm as other packages write it: it derives from none of torch's public classes."""
+
+    def _check_input_dim(self, input):
+        pass
+
+
+@pytest.mark.parametrize(
+    "norm", [nn.BatchNorm1d, nn.InstanceNorm1d, nn.LayerNorm, lambda d: nn.GroupNorm(2, d), ForeignNorm]
+)
 def test_every_norm_layer_stays_whatever_its_name(norm):
     client = FedBN(net=BatchNormNet, num_classes=3, input_shape=(4,))
     client.net.body[1] = norm(8)
