@@ -5,13 +5,17 @@ Note: the layers are found by type, not by name: no BatchNorm layer of torchvisi
 """
 
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from fl_lightning.client import ClientModule
 
-# The batch norms of other packages often derive from this base, and from none of torch's public classes.
-NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
-"""Batch and instance norms of every dimension, lazy ones and ones without statistics too, and the other norms."""
+NORMS = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+"""Norms of torch that never have running statistics."""
+
+HAS_STATISTICS = "track_running_stats"
+"""Attribute of every batch and instance norm of torch, lazy ones and subclasses in other packages too.
+
+A subclass may derive from none of torch's public classes.
+"""
 
 
 class FedBN(ClientModule):
@@ -25,4 +29,4 @@ class FedBN(ClientModule):
     sends = frozenset({"weights", "personal means"})
 
     def is_personal(self, name: str, owner: nn.Module) -> bool:
-        return isinstance(owner, NORMS)
+        return isinstance(owner, NORMS) or hasattr(owner, HAS_STATISTICS)
