@@ -238,12 +238,23 @@ def note_of(comparison: Comparison) -> str:
             f"by the method's."
         )
     if any(name in COSTS for name in columns):
-        note += f" What a round costs is that of its whole cohort, and × that of {comparison.baseline}."
-    if "memory" in columns:
-        note += " Memory is the most that the process has had, which makes one run after the other."
+        note += f" {costs_text(columns, baseline=comparison.baseline)}"
     if len(comparison.results) > 1:
         note += f" Differences to {comparison.baseline} are paired by seed, with Student's 95 % interval. {MARKS_TEXT}"
     return note
+
+
+def costs_text(columns: Sequence[str], *, baseline: str) -> str:
+    """Describe columns of costs.
+
+    Args:
+        columns: Names of the columns of the table.
+        baseline: Name of the row to which costs are compared.
+    """
+    text = f"Costs of a round are those of its whole cohort; × is the ratio to {baseline}'s."
+    if "memory" in columns:
+        text += " Memory is the peak of the process up to then; the process makes one run after another."
+    return text
 
 
 def intransigence_text(comparison: Comparison) -> str:

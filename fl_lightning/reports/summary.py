@@ -10,6 +10,7 @@ from fl_lightning.reports.comparison_tables import (
     MARKS_TEXT,
     column_cells,
     column_names,
+    costs_text,
     heading,
     intransigence_text,
     seed_counts,
@@ -206,5 +207,5 @@ def costs_table(cases: Mapping[str, Sequence[Comparison]]) -> Table | None:
         title="Costs",
         header=["method", *(COSTS[name].heading for name in names)],
         rows=lines,
-        note=f"What a round costs is that of its whole cohort, and × that of {baseline}.",
+        note=costs_text(names, baseline=baseline),
     )

@@ -105,6 +105,7 @@ def test_costs_are_a_table_of_their_own():
     table = costs_table({"": [accuracy, loss]})
     assert table.header == ["method", "MB a round"]
     assert [row[1].text for row in table.rows] == [cell_text(accuracy, name, "bytes") for name in METHODS]
+    assert table.note == "Costs of a round are those of its whole cohort; × is the ratio to FedAvg's."
     assert costs_table({"": [loss]}) is None
 
 
