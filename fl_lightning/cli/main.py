@@ -251,7 +251,7 @@ class FederatedCLI(LightningCLI):
         if config.ckpt_path:
             # Nothing is written before. The loop compares the objects as well.
             saved = runs.identity_in(Path(config.ckpt_path)) or {"config": {}}
-            told = {name: values for name, values in saved.items() if name in ("config", "code")}
+            told = {name: values for name, values in saved.items() if name in ("config", "code", "files")}
             identity.compare({**told, "objects": {}}, evaluates=self.subcommand != "fit")
 
     def _take_folder(self) -> Path:

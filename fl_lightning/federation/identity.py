@@ -186,7 +186,9 @@ class RunIdentity:
 
     def _begins_with_weights_of(self, saved: Mapping[str, Settings]) -> bool:
         """Return True if the file of the initial weights is that of the checkpoint, whatever its path."""
-        fingerprint = self.files.get(INITIAL_WEIGHTS)
+        # The command line compares its settings before `describe` has read any file.
+        files = self.files or self._file_of_weights()
+        fingerprint = files.get(INITIAL_WEIGHTS)
         return fingerprint is not None and fingerprint == saved.get("files", {}).get(INITIAL_WEIGHTS)
 
 

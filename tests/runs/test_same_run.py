@@ -434,6 +434,19 @@ def test_initial_weights_are_compared_by_their_file_not_by_its_path(tmp_path, mo
         Trainer(max_epochs=2, **quiet).fit(FederatedLoop(Linear()), datamodule=data, ckpt_path="1.ckpt")
 
 
+def test_the_command_line_takes_a_copy_of_the_initial_weights(project, caplog):
+    caplog.set_level("INFO")
+    write_weights(project / "one.pt", 1.0)
+    write_weights(project / "other.pt", 2.0)
+    fit("--model.initial_weights one.pt")
+    (project / "copy.pt").write_bytes((project / "one.pt").read_bytes())
+    fit("--model.initial_weights copy.pt --ckpt_path last", 2)
+    assert "initial_weights=one.pt, continued from round 1" in caplog.text
+    (last,) = Path("runs/fit").glob("0-*/checkpoints/last.ckpt")
+    other = f"{MINE} 3 --model.initial_weights other.pt --ckpt_path {last}"
+    assert "model.initial_weights was copy.pt, is other.pt" in refusal(other, 1)
+
+
 SAVED_ELSEWHERE = (
     "--trainer.callbacks ModelCheckpoint --trainer.callbacks.dirpath elsewhere --trainer.callbacks.save_last true "
     "--trainer.callbacks.monitor val/loss"
