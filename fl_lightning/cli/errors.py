@@ -5,6 +5,7 @@ from argparse import ArgumentError
 from collections.abc import Iterable
 
 import yaml  # type: ignore[import-untyped]
+from pytorch_lightning import Callback
 from pytorch_lightning.cli import LightningCLI
 
 from fl_lightning.cli import classes
@@ -283,8 +284,9 @@ def unknown_option(
     known = [option.removesuffix(".class_path") for option in options if ".init_args." not in option]
     near = meant(name, [*known, *further])
     hint = f"; the nearest is {near!r}" if near else suggestion(name, known)
-    if "client" in options and "ckpt_path" not in options:
-        # The options are those of a wrapper, and the name may be one of the client in it.
+    is_wrapper = "client" in options and "ckpt_path" not in options and not issubclass(kind, Callback)
+    if is_wrapper:
+        # The name may be an option of the client in it.
         hint = f"; write client.{name} for an option of the client in it"
     if len(options) <= 20:
         all_options = f"there are {', '.join(options) or 'none'}"

@@ -20,7 +20,7 @@ from fl_lightning.engines.clock import trainer_of
 from fl_lightning.engines.pass_callbacks import PassCallbacks, callbacks_of_pass, makers_of
 from fl_lightning.functional.accuracy import answer_counts, answers_among
 from fl_lightning.functional.state import to_float32
-from fl_lightning.metrics.user_metrics import arrays_of, update
+from fl_lightning.metrics.user_metrics import arrays_of, count, update
 from fl_lightning.types import Batch, ClientScore, Scoring, State
 from fl_lightning.utils.batches import batch_length
 from fl_lightning.utils.trainer_view import TrainerView
@@ -96,7 +96,7 @@ def score(
         logits = predict(laid_out(x, channels_last))
         counts += answer_counts(logits if classes is None else answers_among(logits, classes), y)
         if metrics is not None:
-            metrics.update(to_float32(logits), y)
+            count(metrics, to_float32(logits), y)
             # A logit of −inf leaves a class out. The largest one is NaN or infinite if the predictions are no numbers.
             is_finite &= logits.amax(1).isfinite().all()
     correct, num_samples = counts.unbind()

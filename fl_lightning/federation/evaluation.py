@@ -31,7 +31,7 @@ from fl_lightning.federation.training_evaluation import TrainingEvaluation
 from fl_lightning.functional.state import to_float32
 from fl_lightning.metrics import ClassifierScores
 from fl_lightning.metrics.keys import metric_directions
-from fl_lightning.metrics.user_metrics import arrays_of, computed, update, values_of
+from fl_lightning.metrics.user_metrics import arrays_of, computed, count, update, values_of
 from fl_lightning.types import State
 from fl_lightning.utils.keyed import GlobalStates, keyed_seed
 from fl_lightning.utils.life import heartbeat
@@ -303,7 +303,7 @@ class Evaluation:
             logits = self._predict(laid_out(x, self._channels_last))
             self._accuracy.update(logits, y)
             if self.metrics is not None:
-                self.metrics.update(to_float32(logits), y)
+                count(self.metrics, to_float32(logits), y)
             return None
         if self.metrics is not None:
             update(self.metrics, batch, self.client)

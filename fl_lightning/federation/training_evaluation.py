@@ -12,7 +12,7 @@ from fl_lightning.federation.run import FederatedRun
 from fl_lightning.functional.state import to_float32
 from fl_lightning.metrics import ClassifierScores
 from fl_lightning.metrics.keys import ON_TRAINING_SAMPLES, Direction, metric_directions
-from fl_lightning.metrics.user_metrics import computed, values_of
+from fl_lightning.metrics.user_metrics import computed, count, values_of
 from fl_lightning.types import Batch, Scoring
 from fl_lightning.utils.life import heartbeat
 
@@ -101,7 +101,7 @@ class TrainingEvaluation:
             logits = self._client(laid_out(x, how.channels_last))
             scores.update(logits, y)
             if how.metrics is not None:
-                how.metrics.update(to_float32(logits), y)
+                count(how.metrics, to_float32(logits), y)
         *_, accuracy, loss = computed(scores).tolist()
         values = {f"{PREFIX}/acc": accuracy, f"{PREFIX}/loss": loss}
         if how.metrics is not None:

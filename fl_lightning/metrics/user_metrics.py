@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
@@ -74,8 +75,53 @@ def update(metrics: MetricCollection, batch: Any, predict: Any) -> Tensor:
         )
     x, y = batch
     predictions: Tensor = to_float32(predict(x))
-    metrics.update(predictions, y)
+    count(metrics, predictions, y)
     return predictions
+
+
+def count(metrics: MetricCollection, predictions: Tensor, targets: Any) -> None:
+    """Update the metrics.
+
+    Args:
+        metrics: The metrics.
+        predictions: What the model answers to the samples of a batch.
+        targets: The targets of the batch.
+
+    Raises:
+        ValueError: A metric does not take such predictions and targets.
+    """
+    try:
+        metrics.update(predictions, targets)
+    except torch.OutOfMemoryError:
+        raise
+    # A metric may raise an error of any class.
+    except Exception as error:
+        name = refusing(metrics, predictions, targets)
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(
+            f"the metric {name!r} must take predictions of shape {shape_of(predictions)} and targets of shape "
+            f"{shape_of(targets)}, got {type(error).__name__}: {reason}; name another metric, or change its arguments"
+        ) from error
+
+
+def refusing(metrics: MetricCollection, predictions: Tensor, targets: Any) -> str:
+    """Return the name of the first metric that raises an error."""
+    names = [str(name) for name in metrics]
+    for name in names:
+        try:
+            metrics[name].clone().update(predictions, targets)
+        except Exception:
+            return name
+    return ", ".join(names)
+
+
+def shape_of(values: Any) -> str:
+    """Return the shape of a tensor, or the class of another object.
+
+    >>> shape_of(torch.zeros(2, 3)), shape_of([1])
+    ('(2, 3)', 'list')
+    """
+    return str(tuple(values.shape)) if isinstance(values, Tensor) else type(values).__name__
 
 
 def computed(metric: Metric | MetricCollection) -> Any:

@@ -25,7 +25,7 @@ from fl_lightning.experiments.experiment import Experiment, Runs, Tables
 from fl_lightning.federation.loop import FederatedLoop
 from fl_lightning.methods import FedAvg, dp_sgd
 from fl_lightning.nets import Perceptron
-from tests.commands import CONFIGS
+from tests.commands import CONFIGS, refusal
 
 HERE = __name__
 DEFAULTS_OF_MODEL = {name: value for name, value in DEFAULTS.items() if name.startswith("model.")}
@@ -535,6 +535,11 @@ def test_an_option_of_compare_reaches_the_client_in_every_wrapper(option, tmp_pa
     for cell in cells:
         client = layers_of(cell.config["model"]["client"]).client
         assert client["init_args"]["optimizer"]["init_args"]["lr"] == 0.5
+
+
+def test_a_monitor_of_one_client_is_no_wrapper():
+    said = refusal("fit -c experiment/digits_fedavg --trainer.callbacks ClassCount --trainer.callbacks.client_id 2", 2)
+    assert "unknown option 'client_id'; the nearest is 'client'" in said
 
 
 @pytest.mark.parametrize("path", [path for path in WRAPPERS if WRAPPERS[path] == "client"])

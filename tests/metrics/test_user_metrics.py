@@ -47,6 +47,18 @@ def test_a_metric_is_that_of_torchmetrics_over_the_whole_split(as_given):
     assert loop.trainer.callback_metrics[name] == pytest.approx(loop.round_metrics[name])
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"client": Local(net=BatchNormNet, optimizer=sgd()), "evaluate_clients_every": 1}],
+    ids=["global model", "clients"],
+)
+def test_a_metric_that_does_not_take_the_predictions_is_named(settings):
+    metrics = {"recall": MulticlassRecall(3), "f1": MulticlassF1Score(3), "mae": MeanAbsoluteError()}
+    said = r"the metric 'mae' must take predictions of shape \(\d+, 3\) and targets of shape \(\d+,\), got RuntimeError"
+    with pytest.raises(ValueError, match=said):
+        run(metrics, **settings)
+
+
 def test_vectors_dicts_and_wrappers_are_named():
     names = ["a", "b", "c"]
     metrics = {
