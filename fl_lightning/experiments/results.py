@@ -11,7 +11,7 @@ from fl_lightning.experiments.cell import Cell
 from fl_lightning.experiments.cell_files import CellFiles
 from fl_lightning.experiments.experiment import Tables
 from fl_lightning.metrics.history import plain_key
-from fl_lightning.metrics.keys import unknown_direction
+from fl_lightning.metrics.keys import own_key, unknown_direction
 from fl_lightning.papers import Drawing, Drawn, PaperTable, Series
 from fl_lightning.papers.drawing import unique
 from fl_lightning.papers.stored import write_stored
@@ -264,7 +264,24 @@ def write_tables(
         check_measured(compared, tables.reference)
     unknown = [key for key in asked if key not in keys]
     if unknown:
-        raise ValueError(f"metrics are log keys, and no run has {unknown[0]!r}{suggestion(unknown[0], logged)}")
+        raise ValueError(f"metrics are log keys, and no run has {unknown[0]!r}{absent(unknown[0], logged)}")
+
+
+def absent(key: str, logged: Iterable[str]) -> str:
+    """Return the end of a sentence about a key that no run has: what may be the reason.
+
+    Args:
+        key: The key that was asked for.
+        logged: All keys of the runs.
+
+    >>> absent("global/accc", ["global/acc"])
+    "; the nearest is 'global/acc'"
+    >>> absent("global/forgetting_tasks", ["global/forgetting"])
+    '; runs have it after more rounds, or with the setting that docs/measuring.md names'
+    """
+    if own_key(key) is not None:
+        return "; runs have it after more rounds, or with the setting that docs/measuring.md names"
+    return suggestion(key, logged)
 
 
 def latex_comment(note: str) -> str:
