@@ -5,12 +5,12 @@ from argparse import ArgumentError
 from collections.abc import Iterable
 
 import yaml  # type: ignore[import-untyped]
-from pytorch_lightning import Callback
 from pytorch_lightning.cli import LightningCLI
 
 from fl_lightning.cli import classes
 from fl_lightning.cli.class_errors import class_not_named, import_path, no_class
 from fl_lightning.cli.meant_options import meant
+from fl_lightning.cli.wrappers import is_lightning_module
 from fl_lightning.cli.yaml_keys import not_yaml
 from fl_lightning.utils.renamed import instead_of
 from fl_lightning.utils.suggestions import suggestion
@@ -284,8 +284,8 @@ def unknown_option(
     known = [option.removesuffix(".class_path") for option in options if ".init_args." not in option]
     near = meant(name, [*known, *further])
     hint = f"; the nearest is {near!r}" if near else suggestion(name, known)
-    is_wrapper = "client" in options and "ckpt_path" not in options and not issubclass(kind, Callback)
-    if is_wrapper:
+    is_wrapper = kind is object or is_lightning_module(kind)
+    if is_wrapper and "client" in options and "ckpt_path" not in options:
         # The name may be an option of the client in it.
         hint = f"; write client.{name} for an option of the client in it"
     if len(options) <= 20:
